@@ -73,10 +73,10 @@ bench-operator: $(READY)  ## 500 pools: time to create them, load at rest (about
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.cluster.many_pools
 
-bench-alerts: $(READY)  ## the runbooks that take longer, on the cluster tier (about 5 minutes)
+bench-alerts: $(READY)  ## the runbooks that take longer, on the cluster tier (about 14 minutes)
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.monitoring.binaries
-	$(PYTEST) -n 0 -rP tests/cluster/more_runbooks.py
+	$(PYTEST) -n 0 -rP tests/cluster/runbooks_of_*.py
 
 bench-disk: $(READY)  ## the disk cleaner beside a process that overflows its folder for ten minutes
 	KVIST_DISK_SECONDS=600 $(PYTEST) -n 0 -rP --timeout 900 tests/epp/sidecars/test_disk_cleaner.py -k ten_minutes

@@ -15,7 +15,7 @@ from tests.operator.manifested import one, rendered, resource
 
 GUIDE = (docs.GUIDES / "tracing.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-CLUSTERS, MANAGER, POOL = (yaml.safe_load(block) for kind, block in BLOCKS if kind == "yaml")
+CLUSTERS, MANAGER, POOL, BY_VARIABLES = (yaml.safe_load(block) for kind, block in BLOCKS if kind == "yaml")
 
 
 def configured(collector: str, percent: float) -> dict[str, Any]:
@@ -52,19 +52,31 @@ def container(kind: str, name: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_the_pool_of_the_guide_traces() -> None:
-    """Pickers and engines of that pool are started with its collector, and its Secret is a reference."""
+    """Envoy, pickers and engines of that pool are started with its collector."""
     name = resource("minimal")["metadata"]["name"]
-    spec = {part: POOL["spec"][part] for part in ("picker", "engine")}
+    spec = {part: POOL["spec"][part] for part in ("gateway", "tracing")}
     picker = container("Deployment", f"{name}-epp", **spec)
     engine = container("Deployment", name, **spec)
+    envoy = one(rendered("minimal", **spec), "ConfigMap", f"{name}-envoy")["data"]["envoy.json"]
 
+    collector = POOL["spec"]["tracing"]["endpoint"]
+    settings = Settings.from_args(picker["args"], {})
+    assert (settings.trace_endpoint, settings.trace_sample_ratio) == (collector, 0.05)
+    assert collector in engine["args"]
+    assert "collector.observability" in envoy
+    for made in (f"{name}-envoy", f"{name}-epp"):
+        assert made.replace(name, POOL["metadata"]["name"]) in GUIDE
+
+
+def test_the_variables_of_the_guide_set_the_picker_s_flags() -> None:
+    """A picker takes collector and fraction from variables, and its Secret is a reference."""
+    name = resource("minimal")["metadata"]["name"]
+    picker = container("Deployment", f"{name}-epp", picker=BY_VARIABLES["spec"]["picker"])
     literal = {entry["name"]: entry["value"] for entry in picker["env"] if "value" in entry}
     settings = Settings.from_args(picker["args"], literal)
-    assert settings.trace_endpoint == "http://collector.observability:4318"
-    assert settings.trace_sample_ratio == 0.05
-    assert POOL["spec"]["picker"]["env"][-1] in picker["env"]
-    assert engine["args"][-2:] == POOL["spec"]["engine"]["extraArgs"]
-    assert [entry for entry in POOL["spec"]["engine"]["env"] if entry not in engine["env"]] == []
+    assert settings.trace_endpoint == "https://collector.example.com:4318"
+    assert settings.trace_sample_ratio == 0.001
+    assert BY_VARIABLES["spec"]["picker"]["env"][-1] in picker["env"]
 
 
 def test_variables_of_a_picker_replace_the_operator_s() -> None:

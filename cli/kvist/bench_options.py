@@ -121,6 +121,11 @@ def bench_traces_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline", metavar="REV", help="also measure the picker of this git revision, in the same rounds"
     )
+    parser.add_argument(
+        "--instructions",
+        action="store_true",
+        help="count machine instructions of a replay instead (Valgrind), on a machine as busy as it may be",
+    )
     _results(parser)
 
 

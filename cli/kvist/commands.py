@@ -176,6 +176,7 @@ COMMANDS: Final = (
         examples="""\
   kvist bench traces
   kvist bench traces --rounds 30 --baseline d84b393
+  kvist bench traces --instructions --write-docs docs/benchmarks.md
   kvist bench traces --write-docs docs/benchmarks.md""",
     ),
     Command(

@@ -28,6 +28,7 @@ from .errors import CommandError, CommandUsageError, NoPickerError, PickerClient
 DEFAULT_ADDRESS: Final = "http://localhost:9090"
 _BODY: Final = "application/octet-stream"
 _FORBIDDEN: Final = 403
+_MISDIRECTED: Final = 421
 _UNREACHABLE: Final = (0, 502, 503, 504)
 """Statuses of an API server that does not reach the pod; the next pod is asked."""
 
@@ -45,11 +46,22 @@ class PickerClient:
 
     async def get(self, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> Any:
         """Return a page, a JSON document. Raises PickerClientError."""
-        return self._read(path, *await self._send("GET", path, None, headers))
+        return await self._ask("GET", path, None, headers)
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
         """Return the JSON document with which the picker answers. Raises PickerClientError."""
-        return self._read(path, *await self._send("POST", path, body, headers))
+        return await self._ask("POST", path, body, headers)
+
+    async def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Any:
+        """Return the answer.
+
+        Pickers answer under addresses and names of their own only. The API server passes on the name under
+        which it was reached itself, so the request is then repeated as one to ``localhost``.
+        """
+        status, answer = await self._send(method, path, body, headers)
+        if status == _MISDIRECTED:
+            status, answer = await self._send(method, path, body, {**headers, "Host": "localhost"})
+        return self._read(path, status, answer)
 
     def _read(self, path: str, status: int, body: bytes) -> Any:
         try:

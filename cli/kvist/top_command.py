@@ -22,7 +22,6 @@ from .errors import PickerClientError
 from .picker_client import PickerClient, run_with_picker
 
 STATE_PATH: Final = "/live/state"
-_MISDIRECTED: Final = 421
 _WIDE: Final = 120
 """Columns from which a table has all figures."""
 _OTHER_LINES: Final = 8
@@ -54,17 +53,8 @@ async def _top(picker: PickerClient, options: argparse.Namespace) -> int:
 
 
 async def state(picker: PickerClient) -> Document:
-    """Return the picker's document. Raises PickerClientError.
-
-    The page answers under addresses and names of its own only. The API server passes on the name under which
-    it was reached itself, so the request is then repeated as one to ``localhost``.
-    """
-    try:
-        found: Document = await picker.get(STATE_PATH)
-    except PickerClientError as error:
-        if error.status != _MISDIRECTED:
-            raise
-        found = await picker.get(STATE_PATH, {"Host": "localhost"})
+    """Return the picker's document. Raises PickerClientError."""
+    found: Document = await picker.get(STATE_PATH)
     return found
 
 

@@ -91,12 +91,13 @@ LABEL_MAX_NUM_SEQS: Final = "kvist.dev/max-num-seqs"
 LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
 """Endpoint labels that state a pod's role; the first match counts: ``prefill``, ``decode``, ``both`` …"""
 
+LABEL_KV_STORAGE: Final = "kvist.dev/kv-storage-namespace"
+"""Endpoint label, or annotation of a pod, that names the storage of KV blocks that its engine shares: engines
+with the same name read what the others write."""
+
 LABEL_POOL: Final = "kvist.dev/pool"
 """Label of the pods of our own InferencePool: its name."""
 
-LABEL_KV_STORAGE: Final = "kvist.dev/kv-storage-namespace"
-"""Label of a pod: pods with the same value use each other's KV cache blocks on a shared volume. Without it
-blocks are of one pod."""
 POD_KV_TIERS: Final = "kvist.dev/kv-tiers"
 """Annotation of a pod: the places of its KV cache blocks besides the GPU, comma separated, of ``host``,
 ``disk`` and ``shared``."""

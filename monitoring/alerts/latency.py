@@ -11,6 +11,7 @@ _LABELS: Final = {"namespace": "a", "pool": "p"}
 FIRST_TOKEN: Final = "namespace_pool:kvist_time_to_first_token_seconds:p90_10m"
 OUTPUT_TOKEN: Final = "namespace_pool:kvist_time_per_output_token_seconds:mean10m"
 WAITING: Final = "namespace_pool:kvist_waiting_requests:mean10m"
+QUEUED_FIRST_TOKEN: Final = "namespace_pool:kvist_queue_and_first_token_seconds:sum10m"
 
 RECORDS: Final = (
     Record(
@@ -41,6 +42,18 @@ RECORDS: Final = (
         """,
         "requests that wait in engines and pickers, on average over 10 minutes",
     ),
+    Record(
+        QUEUED_FIRST_TOKEN,
+        f"""
+        {FIRST_TOKEN}
+        + on (namespace, pool) (
+          sum by (namespace, pool) (rate(kvist_epp_queue_seconds_sum{{pool!=""}}[10m]))
+          / (sum by (namespace, pool) (rate(kvist_epp_requests_total{{pool!=""}}[10m])) > 0)
+          or 0 * {FIRST_TOKEN}
+        )
+        """,
+        "time to the first token at the engines (p90) and in the pickers' queues before (mean)",
+    ),
 )
 
 
@@ -63,7 +76,7 @@ FIRST_TOKEN_RISING: Final = Alert(
     name="KvistTimeToFirstTokenRising",
     severity="warning",
     expr=f"""
-    {FIRST_TOKEN} / ({FIRST_TOKEN} offset 1h > 0)
+    {QUEUED_FIRST_TOKEN} / ({QUEUED_FIRST_TOKEN} offset 1h > 0)
     > 2 # threshold
     and on (namespace, pool) {WAITING} > 2 * ({WAITING} offset 1h)
     and on (namespace, pool) {WAITING} > 1
@@ -73,7 +86,8 @@ FIRST_TOKEN_RISING: Final = Alert(
     '{{ $value | printf "%.1f" }} times that of an hour ago, and more requests wait',
     description="Requests arrive faster than the pool computes their prompts: queues and the time to the "
     "first token grow together. Add replicas, or shed low priorities.",
-    meaning="p90 of the time to the first token twice that of an hour ago, and twice as many requests wait",
+    meaning="time to the first token (p90 at the engines, with the mean wait in pickers) twice that of an "
+    "hour ago, and twice as many requests wait",
     cases=(
         Case(
             "slower, and requests wait",
@@ -93,6 +107,20 @@ FIRST_TOKEN_RISING: Final = Alert(
             at="150m",
             fires=_LABELS,
             summary="time to the first token of pool a/p is 5.1 times that of an hour ago, "
+            "and more requests wait",
+        ),
+        Case(
+            "as fast as ever at the engines, because pickers hold the requests back",
+            {
+                **_first_tokens("0+60x180/0+60x180"),
+                f"vllm:num_requests_waiting{{{_ENGINE}}}": "0x180",
+                f'kvist_epp_queue_requests{{{_POOL},pod="p-epp-1",priority="0"}}': "0x120 8x60",
+                f'kvist_epp_requests_total{{{_POOL},pod="p-epp-1",outcome="picked"}}': "0+60x180",
+                f'kvist_epp_queue_seconds_sum{{{_POOL},pod="p-epp-1",outcome="picked"}}': "0x120 0+54x60",
+            },
+            at="150m",
+            fires=_LABELS,
+            summary="time to the first token of pool a/p is 3.0 times that of an hour ago, "
             "and more requests wait",
         ),
         Case(

@@ -63,6 +63,7 @@ class EngineArgs:
     reasoning_parser: str | None = None
     enable_prompt_tokens_details: bool = False
     shutdown_timeout: int | None = None
+    otlp_traces_endpoint: str | None = None
     extra: tuple[str, ...] = ()
     """``spec.engine.extraArgs``, which come last."""
 
@@ -152,6 +153,7 @@ YIELDING: Final = (
     "trust-remote-code",
     "load-format",
     "kv-cache-dtype-skip-layers",
+    "otlp-traces-endpoint",
 )
 """Flags that the plan sets unless the user sets them."""
 MERGED: Final = "hf-overrides"

@@ -1,23 +1,26 @@
 """A pool in a whole cluster, observed by a real Prometheus: engines, pickers, Envoy and the operator."""
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import pytest
+import pytest_asyncio
 import yaml
 from monitoring.generate import ROOT
+from monitoring.rules import quick
 from tests.cluster.cluster import Cluster
 from tests.cluster.foreign import crds
 from tests.cluster.pooled import NAME, NAMESPACE, PICKERS, Served, serving
 from tests.cluster.prometheus import QUICK, Prometheus, scrape_configs, scraping
 from tests.cluster.space import Space
 from tests.docs_runner.blocks import blocks
+
+from kvist_operator.manifests.object_names import METRICS_PORT
 
 Json = dict[str, Any]
 BLOCKS: Final = 220
@@ -103,42 +106,36 @@ class Observed:
             path = await self.twig.room.path("Pod", pod["metadata"]["name"])
             await self.twig.room.client.ask("DELETE", path, {"gracePeriodSeconds": 1}, expect=(200, 202, 404))
 
-    def signal(self, number: signal.Signals, word: str, most: int = 99) -> int:
-        """Send a signal to the processes of the cluster with this word in their command line; return how many
-        got it."""
-        found = [pid for pid in _below(self.twig.cluster.first) if word in _command(pid)][:most]
-        for pid in found:
-            os.kill(pid, number)
-        return len(found)
+    async def until(self, expr: str, about: str, *, seconds: float = 60.0) -> None:
+        """Wait until an expression in quick motion has a value."""
 
+        async def found() -> bool:
+            return bool(await self.prometheus.query(quick(expr, QUICK)))
 
-def _below(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            yield child
-            yield from _below(child)
+        await self.twig.room.until(found, about, seconds=seconds)
 
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
+    async def page(self, pod: Json, path: str) -> str:
+        """Return a page of a picker, as through ``kubectl port-forward``."""
+        url = f"http://{pod['status']['podIP']}:{METRICS_PORT}{path}"
+        async with self.twig.cluster.http() as http, http.get(url) as response:
+            return await response.text()
 
 
 @asynccontextmanager
 async def _hurried(space: Space) -> AsyncIterator[None]:
     """Restart the operator with ``FLAGS``, and without them in the end."""
     [container] = (await space.get("Deployment", NAME))["spec"]["template"]["spec"]["containers"]
-    path = await space.path("Deployment", NAME)
-    where = "/spec/template/spec/containers/0/args"
+    await restarted(space, [*container["args"], *FLAGS])
+    yield
+    await restarted(space, container["args"])
+
+
+async def restarted(space: Space, args: list[str]) -> None:
+    """Restart the operator with these arguments."""
+    change = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": args}]
     kind = {"Content-Type": "application/json-patch+json"}
-    for args in ([*container["args"], *FLAGS], container["args"]):
-        change = [{"op": "replace", "path": where, "value": args}]
-        await space.client.ask("PATCH", path, change, headers=kind)
-        await space.rolled_out(NAME)
-        if args != container["args"]:
-            yield
+    await space.client.ask("PATCH", await space.path("Deployment", NAME), change, headers=kind)
+    await space.rolled_out(NAME)
 
 
 @asynccontextmanager
@@ -162,6 +159,21 @@ async def observed(cluster: Cluster, folder: Path, **spec: Any) -> AsyncIterator
             await admin.uninstall(crd["metadata"]["name"])
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def seen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Observed]:
+    """A pool under observation that has served."""
+    async with observed(cluster, tmp_path_factory.mktemp("prometheus")) as made:
+        async with made.twig.load() as load:
+            await load.until(40)
+        yield made
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def rested(seen: Observed) -> None:
+    """Begin each test with a pool that raises no alert."""
+    await seen.rested()
+
+
 async def scaled(seen: Observed, replicas: int) -> None:
     """Scale the pool as ``kubectl scale kvp/twig`` does."""
     await seen.twig.room.patch("InferencePool", "twig", {"spec": {"replicas": replicas}}, sub="scale")
@@ -183,17 +195,25 @@ async def remove_certificate(seen: Observed) -> None:
     await seen.twig.room.remove("ConfigMap", "twig-epp-ca")
 
 
+def story(name: str) -> str:
+    """Return a prompt that shares nothing with those of other requests."""
+    return f"{name} tell me a long story. " * 4
+
+
 @asynccontextmanager
-async def long_requests(seen: Observed, count: int, tokens: int) -> AsyncIterator[None]:
-    """Keep so many requests with outputs of so many tokens running, each about something else."""
+async def long_requests(
+    seen: Observed, count: int, tokens: int, text: Callable[[str], str] = story
+) -> AsyncIterator[None]:
+    """Keep so many requests with outputs of so many tokens running; ``text`` makes a prompt of the name of a
+    request."""
 
     async def client(number: int) -> None:
         async with seen.twig.cluster.http() as http:
             for turn in range(1000):
-                text = f"{number}-{turn} tell me a long story. " * 4
+                content = text(f"{number}-{turn}")
                 body = {
                     "model": "twig",
-                    "messages": [{"role": "user", "content": text}],
+                    "messages": [{"role": "user", "content": content}],
                     "max_tokens": tokens,
                     "ignore_eos": True,
                 }

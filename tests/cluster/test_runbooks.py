@@ -9,34 +9,24 @@ import base64
 import datetime as dt
 import json
 import signal
-from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
-import pytest_asyncio
-from tests.cluster.cluster import Cluster
-from tests.cluster.observed import SECRET, Observed, long_requests, observed, operators, remove_certificate
+from tests.cluster import observed, workloads
+from tests.cluster.faults import filtered, processes, send
+from tests.cluster.observed import SECRET, Observed, long_requests, operators, remove_certificate
 
 from kvist_kube.certificates import CLIENT, SERVER, CertificateAuthority
 from kvist_operator.manifests.envoy import CONFIG_FILE
+from kvist_operator.manifests.object_names import ENGINE_PORT, GRPC_PORT, PEER_PORT
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 Json = dict[str, Any]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def seen(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Observed]:
-    """A pool under observation that has served."""
-    async with observed(cluster, tmp_path_factory.mktemp("prometheus")) as made:
-        async with made.twig.load() as load:
-            await load.until(40)
-        yield made
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def rested(seen: Observed) -> None:
-    """Begin each test with a pool that raises no alert."""
-    await seen.rested()
+seen, rested = observed.seen, observed.rested
+PICKER: Final = "-m kvist_epp "
+"""In the command line of every picker."""
+BABBLING: Final = Path(__file__).with_name("babbling.py")
 
 
 async def test_full_kv_caches_are_relieved(seen: Observed) -> None:
@@ -53,7 +43,7 @@ async def test_full_kv_caches_are_relieved(seen: Observed) -> None:
 
 async def test_a_hanging_engine_is_replaced(seen: Observed) -> None:
     """An engine that stops answering is unreachable; deleting its pod brings another one."""
-    assert seen.signal(signal.SIGSTOP, "kvist_sim.engine", 1) == 1
+    assert send(signal.SIGSTOP, processes(seen.twig.cluster, "kvist_sim.engine")[:1]) == 1
     await seen.fires("KvistEndpointUnreachable")
     await seen.delete_pods("engine")
     await seen.ends("KvistEndpointUnreachable")
@@ -64,13 +54,62 @@ async def test_pickers_that_hang_are_replaced(seen: Observed) -> None:
     """Pickers that stop answering are gone for Prometheus, and Envoy routes without them; deleting their pods
     ends both alerts."""
     async with seen.twig.load():
-        assert seen.signal(signal.SIGSTOP, "-m kvist_epp ") == 2
+        assert send(signal.SIGSTOP, processes(seen.twig.cluster, PICKER)) == 2
         await seen.fires("KvistPickerDown")
         await seen.fires("KvistGatewayWithoutPicker")
         await seen.delete_pods("picker")
         await seen.ends("KvistPickerDown")
         await seen.ends("KvistGatewayWithoutPicker")
     await seen.twig.until_ready()
+
+
+async def test_a_port_between_replicas_is_allowed_again(seen: Observed) -> None:
+    """A replica whose port is closed to the others is heard by none, and /debug/peers says that messages do
+    not arrive; with the port open all hear each other."""
+    pod, *_ = await seen.pods("picker")
+    [pid] = processes(seen.twig.cluster, PICKER, pod["status"]["podIP"])
+    closed = f"tcp dport {PEER_PORT} drop"
+    with filtered(pid, arriving=closed, leaving=closed):
+        await seen.fires("KvistPickerReplicasApart")
+        shown = json.loads(await seen.page(pod, "/debug/peers"))
+        assert {"a message could not be sent for 2 s", ""} == {each["problem"] for each in shown["addresses"]}
+    await seen.ends("KvistPickerReplicasApart")
+
+
+async def test_an_engine_that_the_gateway_cannot_reach_is_opened(seen: Observed) -> None:
+    """Requests for an engine that refuses Envoy's connections are served by another one, and the metric names
+    the picked one; with the port open picks are followed."""
+    pod, *_ = await seen.pods("engine")
+    address = pod["status"]["podIP"]
+    [pid] = processes(seen.twig.cluster, "kvist_sim.engine", address)
+    envoys = ",".join(each["status"]["podIP"] for each in await seen.pods("envoy"))
+    refused = f"ip saddr {{ {envoys} }} tcp dport {ENGINE_PORT} reject with tcp reset"
+    async with seen.twig.load():
+        with filtered(pid, arriving=refused):
+            await seen.fires("KvistPicksNotFollowed")
+            elsewhere = await seen.prometheus.query("kvist_epp_served_elsewhere_total > 0")
+            assert {each["metric"]["endpoint"] for each in elsewhere} == {f"{address}:{ENGINE_PORT}"}
+        await seen.ends("KvistPicksNotFollowed")
+
+
+async def test_a_client_of_another_protocol_is_found_by_the_log(seen: Observed) -> None:
+    """A pod that sends other messages to the picker's port raises the alert; the picker's log names its
+    address, and without the pod the alert ends."""
+    target = f"twig-epp.{seen.twig.room.name}.svc:{GRPC_PORT}"
+    babbler = workloads.container(
+        name="babbler",
+        command=["python3", str(BABBLING), target, "/ca/ca.crt"],
+        volumeMounts=[{"name": "ca", "mountPath": "/ca"}],
+        readinessProbe=None,
+    )
+    volumes = [{"name": "ca", "configMap": {"name": "twig-epp-ca"}}]
+    await seen.twig.room.apply(workloads.pod("babbler", workloads.pod_spec(babbler, volumes=volumes)))
+    await seen.fires("KvistProtocolErrors")
+    address = (await seen.twig.room.get("Pod", "babbler"))["status"]["podIP"]
+    logs = [await seen.twig.room.log(pod["metadata"]["name"]) for pod in await seen.pods("picker")]
+    assert f"from {address}: ext_proc message of" in "".join(logs)
+    await seen.twig.room.remove("Pod", "babbler")
+    await seen.ends("KvistProtocolErrors")
 
 
 async def test_an_operator_that_is_gone_comes_back(seen: Observed) -> None:

@@ -82,7 +82,7 @@ class StubPicker:
             self.note,
             self.health,
             on_response=self._responded if self.observe_responses else None,
-            on_error=lambda name, _: self.protocol_errors.append(name),
+            on_error=lambda name, *_: self.protocol_errors.append(name),
         )
         if transport == "grpc":
             name = f"[{host}]" if ":" in host else host

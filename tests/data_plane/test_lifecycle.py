@@ -17,23 +17,15 @@ STREAMS = 50
 
 
 async def test_the_access_log_says_how_requests_ended(plane: Plane) -> None:
-    """Each request is reported with session, destination, upstream, status and times."""
+    """Each request is reported with session, upstream and status."""
     plane.picker.picks(plane.addresses[1], headers=(("x-session-id", "r1.1"),))
     async with plane.client.post("/v1/completions", data=b"{}") as response:
         assert response.status == 200
         await response.read()
 
     (ended,) = await plane.picker.reports(1)
-    assert (ended.session, ended.destination, ended.upstream, ended.status) == (
-        "r1.1",
-        plane.addresses[1],
-        plane.addresses[1],
-        200,
-    )
+    assert (ended.session, ended.upstream, ended.status) == ("r1.1", plane.addresses[1], 200)
     assert ended.request_id == plane.upstreams[1].received[0].headers["x-request-id"]
-    assert ended.ttfb_seconds is not None
-    assert ended.duration_seconds is not None
-    assert 0 < ended.ttfb_seconds <= ended.duration_seconds
 
 
 async def test_the_access_log_reports_refusals_and_disconnects(plane: Plane) -> None:

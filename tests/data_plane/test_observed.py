@@ -135,7 +135,6 @@ async def test_the_endpoint_that_served_is_reported(observed: Plane) -> None:
     [ended] = await observed.picker.reports(1)
 
     assert seen.served == ended.upstream == observed.addresses[1]
-    assert (ended.destination or "").split(",") == list(observed.addresses)
 
 
 async def test_a_client_that_leaves_ends_what_is_observed(observed: Plane) -> None:

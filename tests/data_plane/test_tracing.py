@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.crd.cases import planned
 from tests.data_plane.plane import envoy_for
 from tests.data_plane.product import CHAT, MODEL
 from tests.data_plane.stub import Transport
@@ -18,6 +19,10 @@ from tests.epp.tracing.picks import PARENT, TRACE
 from tests.fakes.collector import Collector, Seen
 
 from kvist_epp.tracing.trace_context import read_trace_context
+from kvist_operator.manifests.bootstrap import bootstrap
+from kvist_operator.manifests.picker import settings as picker_settings
+from kvist_operator.manifests.tokenizer import Tokenizer
+from kvist_operator.spec import read_pool
 from kvist_sim.envoy import Mode
 from kvist_sim.envoy_tracing import add_tracing, send_spans_at_once
 from kvist_sim.launch import Picker, metric, start_picker
@@ -68,10 +73,11 @@ async def traced(
     flags: Sequence[str] = ("--trace-sample-ratio=1",),
     protocol: str = "http/protobuf",
     last: Sequence[str] = (),
+    by_operator: bool = False,
 ) -> AsyncIterator[Traced]:
     """All of it running. ``envoy``: percent of the requests that it samples; None: it does not trace.
 
-    ``last``: flags that win.
+    ``last``: flags that win. ``by_operator``: Envoy and picker trace as ``spec.tracing`` has them do.
     """
     async with AsyncExitStack() as stack:
         collector = await stack.enter_async_context(Collector())
@@ -84,16 +90,45 @@ async def traced(
         url = collector.grpc if protocol == "grpc" else collector.http
         arguments = [f"--transport={transport}", "--log-format=json", "--warmup-timeout=1", *flags]
         arguments += [f"--trace-endpoint={url}", f"--trace-protocol={protocol}", *last]
+        pool = read_pool(traced_pool(collector.grpc))
+        if by_operator:
+            made = picker_settings(pool, planned(traced_pool(collector.grpc)), Tokenizer())
+            arguments += [word for word in made.to_args() if word.startswith("--trace")]
         picker = await start_picker(children, file, MODEL, arguments=arguments)
 
         def tweak(settings: dict[str, Any]) -> None:
-            if envoy is not None:
+            if by_operator:
+                trace_as(settings, bootstrap(pool))
+                send_spans_at_once(settings)
+            elif envoy is not None:
                 add_tracing(settings, collector.grpc.removeprefix("http://"), percent=envoy)
                 send_spans_at_once(settings)
 
         proxy = await stack.enter_async_context(envoy_for(picker.address, mode, (upstream,), tweak=tweak))
         client = await stack.enter_async_context(aiohttp.ClientSession(proxy.url))
         yield Traced(client, picker, upstream, collector)
+
+
+def traced_pool(collector: str) -> dict[str, Any]:
+    """A pool whose Envoy, pickers and engines trace."""
+    spec = {
+        "model": {"source": "hf://Qwen/Qwen3-8B"},
+        "gateway": {"mode": "Envoy"},
+        "tracing": {"endpoint": collector, "samplingPercent": 100},
+    }
+    head = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool"}
+    return {**head, "metadata": {"name": "twig", "namespace": "forest"}, "spec": spec}
+
+
+def trace_as(settings: dict[str, Any], made: dict[str, Any]) -> None:
+    """Give an Envoy the tracer and the collector of another configuration."""
+    ours, theirs = [
+        found["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        for found in (settings, made)
+    ]
+    ours["tracing"] = theirs["tracing"]
+    clusters = made["static_resources"]["clusters"]
+    settings["static_resources"]["clusters"] += [c for c in clusters if c["name"] == "collector"]
 
 
 def parent_of(headers: dict[str, str]) -> tuple[str, str, bool]:
@@ -115,7 +150,8 @@ async def test_a_pick_is_a_child_of_envoy_s_call(tmp_path: Path, transport: Tran
     own span of the request to it."""
     async with traced(tmp_path, transport, mode, envoy=100) as running:
         trace_id, parent_id, sampled = parent_of(await running.send())
-        spans = await running.collector.until("kvist.pick", "kvist.stage.book", CALL, INGRESS, EGRESS)
+        names = "kvist.pick", "kvist.stage.book", "kvist.request_end", CALL, INGRESS, EGRESS
+        spans = await running.collector.until(*names)
         pick, call = spans["kvist.pick"], spans[CALL]
 
         assert (pick.service, call.service, sampled) == ("kvist-epp", "envoy", True)
@@ -126,8 +162,29 @@ async def test_a_pick_is_a_child_of_envoy_s_call(tmp_path: Path, transport: Tran
         assert (spans[EGRESS].span_id, spans[INGRESS].parent_id) == (parent_id, "")
         assert within(pick, call)
         assert pick.attributes["kvist.endpoint"] == running.upstream.address
+        end = spans["kvist.request_end"]
+        assert end.parent_id == pick.span_id
+        assert (end.attributes["kvist.end"], end.attributes["kvist.endpoint"]) == (
+            "access-log",
+            running.upstream.address,
+        )
         assert (await running.log_lines())[0]["trace_id"] == trace_id
         assert not [seen for seen in running.collector.spans if b"secret" in seen.span.SerializeToString()]
+
+
+async def test_a_pool_with_tracing_has_one_trace(tmp_path: Path) -> None:
+    """The tracer that the operator gives the pool's Envoy, and the flags that it gives pickers, join spans in
+    one trace, which the engine gets."""
+    async with traced(tmp_path, "fast", "buffered", by_operator=True) as running:
+        trace_id, parent_id, sampled = parent_of(await running.send())
+        spans = await running.collector.until("kvist.pick", "kvist.request_end", CALL, INGRESS, EGRESS)
+
+        assert sampled
+        assert {seen.trace_id for seen in running.collector.spans} == {trace_id}
+        assert spans["kvist.pick"].parent_id == spans[CALL].span_id
+        assert spans["kvist.request_end"].parent_id == spans["kvist.pick"].span_id
+        assert spans[EGRESS].span_id == parent_id
+        assert (spans[CALL].service, spans["kvist.pick"].service) == ("twig-envoy", "kvist-epp")
 
 
 async def test_a_client_s_trace_goes_through_envoy(tmp_path: Path) -> None:
@@ -174,7 +231,7 @@ async def test_without_envoy_s_spans_pick_and_engine_are_siblings(tmp_path: Path
         spans = await running.collector.until("kvist.pick")
         assert (spans["kvist.pick"].trace_id, spans["kvist.pick"].parent_id) == (TRACE, PARENT)
 
-        assert not parent_of(await running.send())[2]
+        assert "traceparent" not in await running.send()
         assert len([seen for seen in running.collector.spans if seen.name == "kvist.pick"]) == 1
 
 

@@ -6,6 +6,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.sections import Reader, Section, Writer
 from kvist_epp.kvevents.decode_check import DecodeChecker
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_state import PublisherState
 
 
@@ -38,11 +39,12 @@ def told(index: Index, names: Iterable[str]) -> Iterator[Part]:
 
 
 def heard(
-    index: Index, parts: Iterable[Part], wanted: Callable[[str], bool] = lambda _: True
+    index: Index | Ingestor, parts: Iterable[Part], wanted: Callable[[str], bool] = lambda _: True
 ) -> Sequence[str]:
-    """Reads a snapshot into an index; the publishers whose sections were complete."""
+    """Reads a snapshot into an index, or that of an ingestor; the publishers whose sections were complete."""
     complete: list[str] = []
-    reader = Reader(Shelf(index), wanted, lambda begin: complete.append(begin.publisher))
+    restored = Shelf(index) if isinstance(index, Index) else index
+    reader = Reader(restored, wanted, lambda begin: complete.append(begin.publisher))
     for part in parts:
         for _ in reader.feed(part):
             pass

@@ -60,6 +60,14 @@ def test_preemptions_name_how_many_fit() -> None:
     )
 
 
+def test_preemptions_advise_fewer_sequences_whatever_the_last_scrape_shows() -> None:
+    """While engines preempt, three quarters of the present number is the most that is advised, so that the
+    advice does not come and go with the use of the cache at one moment."""
+    [line] = said(preemptions=50, running=SEQUENCES, kv_usage=0.5)
+
+    assert f"Set spec.engine.maxNumSeqs to {int(0.75 * SEQUENCES) // 8 * 8} (it is {SEQUENCES})" in line
+
+
 def test_a_share_that_cannot_grow_is_not_advised() -> None:
     """A memory share of 97 percent is not advised to be raised."""
     full = replace(PLAN, settings=replace(PLAN.settings, share=97))

@@ -57,8 +57,9 @@ def authority() -> str:
         ("agents", {}),
         ("agents", {"gateway": {"mode": "Envoy", "failureMode": "FailOpen"}}),
         ("no-picker", {}),
+        ("traced", {}),
     ],
-    ids=["fail-close", "fail-open", "no-picker"],
+    ids=["fail-close", "fail-open", "no-picker", "traced"],
 )
 async def test_a_real_envoy_takes_the_configuration(tmp_path: Path, case: str, spec: Any) -> None:
     """``envoy --mode validate`` reports no error and no deprecated field."""
@@ -95,6 +96,22 @@ def test_it_asks_the_picker_as_the_tested_configuration_does() -> None:
     assert picker["common_lb_config"] == checked["common_lb_config"]
     sources = "typed_extension_config", "typed_config", "override_host_sources"
     assert _deep(policy(ours), *sources) == _deep(policy(tested), *sources)
+
+
+def test_a_pool_with_tracing_traces_the_fraction_it_asks_for() -> None:
+    """Envoy has a tracer only if the pool asks for one, and exports over gRPC to the collector's address."""
+    made = json.loads(files("traced")["envoy.json"])
+    found = manager(made)["tracing"]
+    assert (found["random_sampling"], found["spawn_upstream_span"]) == ({"value": 5}, True)
+    assert found["provider"]["typed_config"]["service_name"] == "twig-envoy"
+    [collector] = [c for c in made["static_resources"]["clusters"] if c["name"] == "collector"]
+    [endpoint] = collector["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    assert endpoint["endpoint"]["address"]["socket_address"] == {
+        "address": "collector.observability",
+        "port_value": 4317,
+    }
+    assert "http2_protocol_options" in json.dumps(collector)
+    assert "tracing" not in manager(config())
 
 
 def manager(document: dict[str, Any]) -> dict[str, Any]:

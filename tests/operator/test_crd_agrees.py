@@ -134,6 +134,7 @@ FULL: dict[str, Any] = {
         "topologyKey": "a",
         "rdma": {"resourceName": "a/a", "count": 1, "ipcLock": "Enabled"},
     },
+    "tracing": {"endpoint": "http://a:4317", "samplingPercent": 10, "engines": "Enabled"},
     "monitoring": {"podMonitor": "Auto"},
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
 }
@@ -320,6 +321,8 @@ LOOKED_UP = {"timeZone", "cidr", "except"}
 
 
 def _of_length(text: str, length: int) -> str:
+    if "://a:" in text:  # the host of an address can be long, its port cannot
+        return text.replace("://a:", f"://a{'a' * (length - len(text))}:")
     return text + ("0" if text[-1].isdigit() else text[-1]) * (length - len(text))
 
 
@@ -331,6 +334,8 @@ def _numbered(item: Any, number: int) -> Any:
     ("path", "wrong"),
     [
         (("model", "servedName"), "two words"),
+        (("tracing", "endpoint"), "https://collector:4317"),
+        (("tracing", "endpoint"), "http://collector"),
         (("model", "adapters", 0, "name"), "../up"),
         (("model", "shape", "checkpointSize"), "1GB"),
         (("model", "cache", "hostPath"), "cache"),

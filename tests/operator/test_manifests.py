@@ -432,3 +432,56 @@ def test_pickers_are_of_the_operator_s_own_version() -> None:
             "spec"
         ]
         assert pod["containers"][0]["image"] == image
+
+
+def _picker_args(case: str, **spec: Any) -> list[str]:
+    container = one(rendered(case, **spec), "Deployment", "twig-epp")["spec"]["template"]["spec"]
+    found: list[str] = container["containers"][0]["args"]
+    return found
+
+
+def test_the_picker_knows_how_many_gpus_a_request_uses() -> None:
+    """--gpus-per-endpoint is tensor times pipeline parallelism of the plan; one GPU is the default."""
+    engine = {"tensorParallelSize": 2, "pipelineParallelSize": 2}
+    assert "--gpus-per-endpoint=4" in _picker_args("minimal", engine=engine)
+    assert not [word for word in _picker_args("minimal") if word.startswith("--gpus-per-endpoint")]
+
+
+def _engine(**spec: Any) -> tuple[list[str], dict[str, str]]:
+    """Arguments and literal variables of the engine of a pool with traces."""
+    made = one(rendered("traced", **spec), "Deployment", "twig")["spec"]["template"]["spec"]
+    [container] = made["containers"]
+    return container["args"], {entry["name"]: entry.get("value", "") for entry in container["env"]}
+
+
+def test_all_parts_of_a_pool_with_tracing_trace() -> None:
+    """Pickers and engines export to the collector, under the names of their objects; engines trace what was
+    sampled before them."""
+    flags = _picker_args("traced")
+    collector = "http://collector.observability:4317"
+    assert {f"--trace-endpoint={collector}", "--trace-protocol=grpc", "--trace-sample-ratio=0.05"} <= {*flags}
+    args, variables = _engine()
+    assert args[args.index("--otlp-traces-endpoint") + 1] == collector
+    assert (variables["OTEL_SERVICE_NAME"], variables["OTEL_TRACES_SAMPLER"]) == (
+        "twig",
+        "parentbased_always_off",
+    )
+
+
+def test_engines_may_be_left_out_of_traces() -> None:
+    """With engines: Disabled their arguments and variables are those of a pool without tracing."""
+    tracing = {"endpoint": "http://collector.observability:4317", "engines": "Disabled"}
+    assert _engine(tracing=tracing) == _engine(tracing=None)
+    assert "OTEL_SERVICE_NAME" not in _engine(tracing=tracing)[1]
+
+
+def test_users_have_the_last_word_on_traces_of_engines() -> None:
+    """A flag and a variable of the user replace those of spec.tracing."""
+    engine = {
+        "extraArgs": ["--otlp-traces-endpoint", "http://other:4317"],
+        "env": [{"name": "OTEL_TRACES_SAMPLER", "value": "always_on"}],
+    }
+    args, variables = _engine(engine=engine)
+    assert args.count("--otlp-traces-endpoint") == 1
+    assert "http://other:4317" in args
+    assert variables["OTEL_TRACES_SAMPLER"] == "always_on"

@@ -7,13 +7,15 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from kvist_epp.admin.decision_pages import DEFAULT_LIMIT, MAX_LIMIT, DecisionPages
+from kvist_epp.admin.live.request_origin import RequestOrigin
 from kvist_epp.errors import PickError, SettingsError
 from kvist_epp.names import PATH_HEADER
 from kvist_epp.telemetry.metrics import MetricsPage
@@ -75,6 +77,9 @@ class PickerPages(RolePages):
     """Paths of the live page; none: it is switched off."""
     decisions: DecisionPages | None = None
     """None: no decisions are kept."""
+    origin: RequestOrigin = field(default_factory=RequestOrigin)
+    """Which requests ``/fleet`` and ``/debug`` answer. Metrics and probes answer all: scrapers use any name,
+    and would only notice by the gap in their data."""
 
 
 class AdminServer:
@@ -96,7 +101,10 @@ async def serve(
 
     Raises SettingsError that names the flag when the port cannot be opened.
     """
-    app = web.Application(client_max_size=body_limit, middlewares=[_errors_as_json])
+    middlewares: list[Middleware] = [_errors_as_json]
+    if isinstance(pages, PickerPages):
+        middlewares.append(_own_origin(pages.origin))
+    app = web.Application(client_max_size=body_limit, middlewares=middlewares)
     app.add_routes(_picker_routes(pages) if isinstance(pages, PickerPages) else _role_routes(pages))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
@@ -203,6 +211,21 @@ def _decision_routes(found: DecisionPages | None) -> list[web.RouteDef]:
 def _is_alone(request: web.Request) -> bool:
     """Return whether the page concerns this replica only (``replica_pages.NOT_PASSED_ON``)."""
     return request.query.get("replicas") == "false"
+
+
+def _own_origin(origin: RequestOrigin) -> Middleware:
+    """Return what refuses requests of foreign web pages for ``/fleet`` and ``/debug``; the live page refuses
+    them by itself, as text."""
+
+    @web.middleware
+    async def checked(request: web.Request, handler: PageHandler) -> web.StreamResponse:
+        if request.path == "/fleet" or request.path.startswith("/debug"):
+            found = origin.refusal(request.headers, changes=request.method == "POST")
+            if found is not None:
+                return _refusal(found[0], "invalid_request_error", "", found[1])
+        return await handler(request)
+
+    return checked
 
 
 @web.middleware

@@ -15,13 +15,16 @@ from kvist_epp.director.director import Director, Explanation
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.discovery import Discovery
 from kvist_epp.endpoints.engine_state import EngineState
+from kvist_epp.engines.vllm.tier_metrics import NO_TIERS
 from kvist_epp.flowcontrol.flow_controller import (
     MAX_LEVELS,
     FlowController,
     QueuedRequest,
 )
+from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import REPLICA_PORT
+from kvist_epp.scheduling.cost import DEFAULT
 from kvist_epp.telemetry.metrics import Gauges
 
 
@@ -72,7 +75,24 @@ def _endpoint(state: EngineState, tracker: LoadTracker, now: float, max_backlog:
         "decode_seconds": rates.decode_seconds,
         "seconds_per_token": rates.token_seconds,
         "hit_ratio": rates.hit_ratio,
+        "tiers": _tiers(state, load),
         "scraped": asdict(state.sample),
+    }
+
+
+def _tiers(state: EngineState, load: EndpointLoad) -> dict[str, Any]:
+    """Return how fast blocks of slower tiers are loaded, measured or by default, and from which they are not.
+
+    Empty for an engine whose metrics show no tier.
+    """
+    if state.sample.tiers is NO_TIERS:
+        return {}
+    rates, default = load.tier_rates, DEFAULT.load_rates
+    return {
+        **asdict(state.tier_speed.speed),
+        "tokens_per_second": {medium: round(rate, 1) for medium, rate in {**default, **rates}.items()},
+        "measured": sorted(rates),
+        "skipped": sorted(load.skipped_media),
     }
 
 

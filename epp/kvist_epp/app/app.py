@@ -16,6 +16,7 @@ from kvist_epp.admin.debug_pages import QueueGauges, pick_document, queue_docume
 from kvist_epp.admin.decision_pages import DecisionPages
 from kvist_epp.admin.fleet_page import FleetPage
 from kvist_epp.admin.live.live_page import LivePage, make_live_page
+from kvist_epp.admin.live.request_origin import RequestOrigin
 from kvist_epp.admin.replica_pages import ReplicaPages
 from kvist_epp.app.decision_batch import DecisionBatch
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
@@ -35,6 +36,7 @@ from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.director.request_context import new_replica_id
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
+from kvist_epp.extproc.protocol_errors import ProtocolErrors
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.driver import FlowDriver
 from kvist_epp.http2.call import Method
@@ -42,6 +44,7 @@ from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
+from kvist_epp.settings.validation import parse_host_names
 from kvist_epp.telemetry import request_log as log
 from kvist_epp.telemetry.counters import TraceStats
 from kvist_epp.telemetry.metrics import PickerMetrics
@@ -133,17 +136,29 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         others = None if replication is None else ReplicaPages(replication.page_addresses)
         if others is not None:
             stack.push_async_callback(others.close)
+        origin = RequestOrigin(parse_host_names(settings.live_page_hosts), (os.uname().nodename,))
         live = make_live_page(
             settings,
             registry,
             others,
             functools.partial(_explain, director),
+            origin=origin,
             not_ready=lambda: readiness.not_ready_reason(discovery.problem),
             warnings=lambda: [found for problem in problems if (found := problem())],
             version=kvist_epp.__version__,
         )
         pages = await _pages(
-            settings, registry, discovery, readiness, certificates, replication, others, problems, live, stack
+            settings,
+            registry,
+            discovery,
+            readiness,
+            certificates,
+            replication,
+            others,
+            problems,
+            live,
+            origin,
+            stack,
         )
         if replication is not None:
             await replication.start(shutdown, stack, pages.port)
@@ -234,9 +249,6 @@ def _methods(
     completion: CompletionHandler,
     health: Health,
 ) -> dict[str, Method]:
-    def on_error(kind: str, count: int) -> None:
-        director.metrics.protocol_errors[kind] += count
-
     batch = DecisionBatch(director, driver, time.monotonic)
     return ext_proc_methods(
         batch.decide,
@@ -244,7 +256,7 @@ def _methods(
         health,
         on_response=completion.on_response if settings.observe_responses else None,
         on_first_token=completion.on_first_token,
-        on_error=on_error,
+        on_error=ProtocolErrors(director.metrics.protocol_errors),
     )
 
 
@@ -262,6 +274,7 @@ async def _pages(
     others: ReplicaPages | None,
     problems: Iterable[Callable[[], str]],
     live: LivePage | None,
+    origin: RequestOrigin,
     stack: AsyncExitStack,
 ) -> admin_server.AdminServer:
     director, fleet_page = registry.director, FleetPage(registry)
@@ -282,6 +295,7 @@ async def _pages(
         warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
         ca=lambda: tls.material.ca if tls is not None else b"",
         live=() if live is None else live.routes(),
+        origin=origin,
     )
     server = await admin_server.serve(
         pages, settings.host, settings.metrics_port, body_limit=settings.max_message_bytes

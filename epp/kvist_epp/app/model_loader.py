@@ -137,6 +137,7 @@ class ModelActivator:
             ingestor = Ingestor(
                 director.index,
                 model,
+                lease_seconds=self.settings.storage_lease,
                 on_prefill_started=lambda publisher, endpoint, session: director.progress.on_prefill_started(
                     publisher, endpoint, session, clock()
                 ),

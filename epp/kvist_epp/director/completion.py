@@ -55,6 +55,7 @@ class CompletionHandler:
         director.metrics.first_token.observe(seen.seconds, *ids)
         if request is None:
             return
+        request.first_token_seconds = seen.seconds
         attempt, predicted = request.attempt, request.predicted_ttft_seconds
         if predicted > 0 and seen.served in (None, attempt.hostport):
             ratio = (now - attempt.routed_at) / predicted

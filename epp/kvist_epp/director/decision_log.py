@@ -18,6 +18,7 @@ from kvist_epp.load.in_flight import InFlightRequest, RequestListener, RequestSt
 from kvist_epp.scheduling.candidate_table import PickedEndpoints
 from kvist_epp.scheduling.pick import ScoredEndpoint
 from kvist_epp.scheduling.pick_record import PickRecord
+from kvist_epp.scheduling.tier_price import TierLoad
 
 MAX_ID: Final = 200
 """Characters of an id, a session or a model's name that are kept; clients choose them."""
@@ -232,6 +233,18 @@ def endpoint_document(row: ScoredEndpoint) -> dict[str, Any]:
         "reason": row.reason,
         "cost_seconds": round(row.cost_seconds, 6),
         "terms": {name: round(seconds, 6) for name, seconds in row.terms.items()},
+        **({"tiers": [_tier(load) for load in row.loads]} if row.loads else {}),
+    }
+
+
+def _tier(load: TierLoad) -> dict[str, Any]:
+    """Return what a slower tier holds of a prompt; ``skipped``: it is computed instead."""
+    return {
+        "medium": load.medium,
+        "tokens": load.tokens,
+        "load_seconds": round(load.seconds, 6),
+        "compute_seconds": round(load.compute_seconds, 6),
+        "skipped": load.skipped,
     }
 
 

@@ -1,5 +1,4 @@
-"""The director: one request from its arrival to its endpoint, and what is remembered of it to its end. Sans
-I/O.
+"""The director: one request from its arrival to its endpoint, and what is kept of it to its end. Sans I/O.
 
 Every clock is a parameter. A request is offered (``offer``), and is answered at once or has to wait; the flow
 controller's ``poll`` answers those that wait. Engines, gateways and replicas report through the ``on_…``
@@ -112,8 +111,7 @@ class Director(Dispatcher):
         self.request_count = 0
         """Requests and retries so far; makes ids, and has equal endpoints take turns."""
         self.policy = DEFAULT
-        self.cache_value = CacheValue()
-        self.divergence = DivergenceHistogram()
+        self.cache_value, self.divergence = CacheValue(), DivergenceHistogram()
         self.recent_uses = RecentUses()
         self.progress = RequestProgress(
             index=index,
@@ -124,6 +122,7 @@ class Director(Dispatcher):
             replica=self.replica,
             endpoints=lambda: self.candidates,
             decisions=decisions,
+            tracer=tracer,
         )
         self.hot = hot
         self._begin_trace = read_trace_context if tracer is None else tracer.begin
@@ -239,10 +238,9 @@ class Director(Dispatcher):
         subset = named_subset(headers)
         ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=subset)
         context = RequestContext.of(ask, "")
-        match = self._understood(ask, Stages(), on_render_failure=lambda _why: None)
+        context.match = match = self._understood(ask, Stages(), on_render_failure=lambda _why: None)
         match.look(self.lookup, learn=False)
-        if (only := self.partly_served.get(match.model or "")) is not None:
-            context.restrict(only)
+        context.restrict(self.partly_served)
         rows = explain(
             self.candidates,
             match.demand(self.recent_uses, now),
@@ -302,8 +300,7 @@ class Director(Dispatcher):
         self.metrics.template_failures[why] += 1
 
     def _offer(self, context: RequestContext, now: float) -> PickResult | QueuedRequest:
-        if (only := self.partly_served.get(context.match.model or "")) is not None:
-            context.restrict(only)
+        context.restrict(self.partly_served)
         flow = self.flow
         if flow is None or not context.may_wait:
             return self._send(context, self._choose(context, now), now)
@@ -327,7 +324,7 @@ class Director(Dispatcher):
     def _queue(
         self, flow: FlowController, context: RequestContext, key: FlowKey, now: float
     ) -> QueuedRequest:
-        context.match.release()
+        context.release()
         priority, cost = context.line.priority, context.queue_cost()
         request = QueuedRequest(context, priority, context.tenant, key, cost, context.exemplar)
         flow.offer(request, now)
@@ -358,7 +355,8 @@ class Director(Dispatcher):
         stages.mark("pick")
         request = self._remember(context, best, now)
         headers = context.added_headers(best.endpoint.key, engine_priorities=self._engine_priorities)
-        answer = PickResult(picked.hostports, headers, session=context.line.session)
+        body = context.body_for(best.loads) if best.loads else None
+        answer = PickResult(picked.hostports, headers, body, context.line.session)
         stages.mark("book")
         self._answered.add_picked(context, picked, request, len(self.candidates), now)
         return answer
@@ -366,8 +364,7 @@ class Director(Dispatcher):
     def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> InFlightRequest:
         """Store everything that is known of a request that is sent, and return its record."""
         match, session, key = context.match, context.line.session, best.endpoint.key
-        found = match.found
-        holding = found.hits.get(key)
+        found, holding = match.found, match.found.hits.get(key)
         if self.ingestor is not None and SESSION_HEADER in context.kept_headers:
             for source in best.endpoint.sources:
                 self.ingestor.expect(session, source.publisher)
@@ -380,6 +377,7 @@ class Director(Dispatcher):
             prompt=match.prompts[0] if single else None,
             cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
             indexed_tokens=holding.indexed if holding else 0,
+            indexed_lower=holding.indexed_lower if holding else None,
             predicted_tokens=best.matched_tokens,
             predicted_ttft_seconds=best.predicted_ttft_seconds,
             trace_id=context.exemplar[1],

@@ -13,8 +13,11 @@ from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.engine_key import EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
+from kvist_epp.engines.vllm.kv_events import SHARED
+from kvist_epp.engines.vllm.tier_metrics import DISK, source_of
 from kvist_epp.index.index_accuracy import AccuracyMonitor
 from kvist_epp.index.lookup import Member
+from kvist_epp.index.tier_accuracy import BrokenPromise, TierAccuracy
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_feed import FollowedPublisher
 from kvist_epp.kvevents.subscriber import Subscriber
@@ -38,6 +41,9 @@ class EndpointState(Candidate):
     scrape: EngineState
     member: Member
     accuracy: AccuracyMonitor = field(default_factory=AccuracyMonitor)
+    tiers: TierAccuracy = field(default_factory=TierAccuracy)
+    storage_broken: bool = False
+    """It found hardly anything of what the storage that it shares should hold."""
     restarts: int = 0
     """Restarts of its engine that ``accuracy`` takes account of."""
 
@@ -114,6 +120,7 @@ class EndpointRegistry(RequestListener):
         """
         self.ingestor, self.subscriber = ingestor, subscriber
         self.director.activate(model, ingestor)
+        self.director.lookup.storages = {} if ingestor is None else ingestor.tiers.numbers
         fleet = self.fleet or EndpointSet()
         for endpoint in fleet:
             self.director.history.forget(endpoint.key)
@@ -147,7 +154,39 @@ class EndpointRegistry(RequestListener):
         tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now)
+        state.load.tier_rates = scrape.tier_speed.rates
+        if self.settings.skip_slow_tiers:
+            state.load.skipped_media = scrape.tier_speed.skipped(state.load.rate, scrape.asked_at)
+        for broken in state.tiers.on_counters(sample.tiers.cached, now):
+            self._forget_tier(state, broken)
         self._unjudged.add(key)
+
+    def _forget_tier(self, state: EndpointState, broken: BrokenPromise) -> None:
+        """Forget the blocks of a tier that the engine did not find there; the endpoint stays precise.
+
+        Shared storage is forgotten for all engines the first time; an engine that finds hardly anything of it
+        again does not share it in truth, whatever its label says.
+        """
+        endpoint, index, lookup = state.endpoint, self.director.index, self.director.lookup
+        name = state.member.storage
+        shared = None if name is None else lookup.storages.get(name)
+        logger.warning(
+            "endpoint %s (%s) got %d tokens from its KV tier '%s' where the index expected %d: the blocks of "
+            "that tier are dropped from the index",
+            *(endpoint.key, endpoint.hostport, broken.true, broken.source, broken.predicted),
+        )
+        if shared is not None and broken.source == DISK and state.storage_broken:
+            lookup.part_from_storage(endpoint.key)
+            shared = None
+        for source in endpoint.sources if self.ingestor is not None else ():
+            media = set(index.blocks(index.publisher(source.publisher))) - {SHARED}
+            if shared is not None and index.blocks(shared):
+                media.add(SHARED)
+            for medium in media:
+                if source_of(medium) == broken.source and self.ingestor is not None:
+                    self.ingestor.forget_tier(source.publisher, medium)
+                    self.director.metrics.tier_resets[endpoint.hostport, medium] += 1
+        state.storage_broken |= shared is not None and broken.source == DISK
 
     def on_unmeasured(self, scrape: EngineState) -> None:
         """An engine answered without metrics: only what the picker sent there counts."""
@@ -168,7 +207,7 @@ class EndpointRegistry(RequestListener):
         """See ``RequestListener``: the engine's counters are compared with what was routed."""
         request = attempt.request
         if (state := self.states.get(attempt.endpoint)) is not None:
-            state.accuracy.on_routed(request.indexed_tokens, request.tokens)
+            state.accuracy.on_routed(request.indexed_on_gpu, request.tokens)
             self._unjudged.add(attempt.endpoint)
 
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
@@ -183,7 +222,10 @@ class EndpointRegistry(RequestListener):
         metrics.on_saved(cached, request.attempt.load.rate)
         request.saving_counted = True
         if request.index_compared:
-            state.accuracy.on_cache_truth(request.indexed_tokens, cached, now)
+            state.accuracy.on_cache_truth(request.indexed_on_gpu, cached, now)
+            for medium, tokens in (request.indexed_lower or {}).items():
+                metrics.predicted_loads[name, medium] += tokens
+                state.tiers.on_taken_up({source_of(medium): tokens})
             self._unjudged.add(request.endpoint)
 
     def on_tick(self) -> None:
@@ -287,10 +329,11 @@ class EndpointRegistry(RequestListener):
 
     def _add_to_lookup(self, endpoint: Endpoint) -> Member:
         key, director = endpoint.key, self.director
-        publishers: tuple[int, ...] = ()
+        publishers, storage = tuple[int, ...](), None
         if self.ingestor is not None:
             publishers = tuple(director.index.publisher(s.publisher) for s in endpoint.sources)
-        member = Member(publishers, precise=False)
+            storage = endpoint.storage_namespace
+        member = Member(publishers, precise=False, storage=storage)
         director.lookup.join(key, member)
         tokens = self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
@@ -336,11 +379,15 @@ class EndpointRegistry(RequestListener):
             if restarts != state.restarts:
                 state.restarts = restarts
                 state.accuracy.on_engine_restart()
+                state.tiers.on_engine_restart()
 
 
 def _followed(endpoint: Endpoint) -> list[FollowedPublisher]:
     names = (endpoint.hostport, endpoint.name, endpoint.key, *endpoint.aliases)
     return [
-        FollowedPublisher(endpoint.key, source.publisher, source.rank, source.events, source.replay, names)
+        FollowedPublisher(
+            *(endpoint.key, source.publisher, source.rank, source.events, source.replay, names),
+            storage=endpoint.storage_namespace,
+        )
         for source in endpoint.sources
     ]

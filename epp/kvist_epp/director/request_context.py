@@ -12,6 +12,7 @@ from typing import Final, Self
 import msgspec
 
 from kvist_epp.errors import NoEndpoints
+from kvist_epp.extproc.load_filter import without_loads
 from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
 from kvist_epp.flowcontrol.priorities import engine_priority, tenant
@@ -28,6 +29,7 @@ from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.scheduling.pick import Demand, canonical, members
+from kvist_epp.scheduling.tier_price import TierLoad
 from kvist_epp.telemetry.counters import Stages, TimedStages
 from kvist_epp.telemetry.request_log import RequestLine
 from kvist_epp.tracing.trace_context import TraceContext
@@ -36,6 +38,8 @@ QUEUED_BYTES: Final = 4_000
 """Memory of a queued request besides its body and its prompt (3,300 bytes in ``kvist bench queue``)."""
 
 _NO_REQUEST: Final = Request(kind=Kind.OTHER)
+_LOADING_KINDS: Final = frozenset({Kind.CHAT.value, Kind.COMPLETION.value})
+"""Requests whose bodies may have parameters of KV transfer."""
 _NO_HITS: Final[dict[str, CachedPart]] = {}
 
 
@@ -148,6 +152,8 @@ class RequestContext(msgspec.Struct):
     """None: the request names none."""
     trace: TraceContext | None = None
     """None: it belongs to no trace."""
+    body: bytes = b""
+    """Empty where it was not seen whole, and after the request had to wait."""
 
     @classmethod
     def of(cls, ask: PickRequest, own_id: str, turn: int = 0, trace: TraceContext | None = None) -> Self:
@@ -165,6 +171,8 @@ class RequestContext(msgspec.Struct):
         found = cls(
             own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED, turn
         )
+        if not ask.partial:
+            found.body = ask.body
         if trace is not None:
             found._join(trace)
         return found
@@ -191,8 +199,12 @@ class RequestContext(msgspec.Struct):
         line.kind, line.model, line.mode = match.kind, match.model, match.mode
         line.priority = priority or 0
 
-    def restrict(self, hostports: tuple[str, ...]) -> None:
-        """Allow only these endpoints, which serve its model. Raises NoEndpoints: the gateway allows none."""
+    def restrict(self, partly_served: Mapping[str, tuple[str, ...]]) -> None:
+        """Allow only the endpoints (``ip:port``) that serve its model, if not all do. Raises NoEndpoints: the
+        gateway allows none of them."""
+        hostports = partly_served.get(self.match.model or "")
+        if hostports is None:
+            return
         allowed = None if self.subset is None else canonical(self.subset)
         self.subset = hostports if allowed is None else tuple(members(allowed, hostports))
         if not self.subset:
@@ -210,8 +222,20 @@ class RequestContext(msgspec.Struct):
         if engine_priorities and self.priority is not None:
             headers.append((ENGINE_PRIORITY_HEADER, engine_priority(self.priority)))
         if self.trace is not None:
-            headers += self.trace.request_headers
+            headers += self.trace.request_headers()
         return tuple(headers)
+
+    def release(self) -> None:
+        """Drop what a request that has to wait does not need."""
+        self.match.release()
+        self.body = b""
+
+    def body_for(self, loads: Sequence[TierLoad]) -> bytes | None:
+        """Return the body that keeps the engine from loading what it computes sooner; None: as it is."""
+        skipped = [load.medium for load in loads if load.skipped]
+        if not (skipped and self.body and self.match.kind in _LOADING_KINDS):
+            return None
+        return without_loads(self.body, skipped)
 
     def any_endpoint(self) -> FlowKey:
         """Return the flow of requests that may go to any allowed endpoint with capacity."""

@@ -4,11 +4,12 @@ Engines report through their KV events, gateways through the access log or the r
 time alone ends what no report mentions. Every clock is a parameter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.engines.vllm.kv_events import CPU
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
@@ -17,6 +18,7 @@ from kvist_epp.load.in_flight import InFlightRequest, RequestState
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
 from kvist_epp.telemetry.metrics import PickerMetrics
+from kvist_epp.tracing.trace_context import PickTracer
 
 CREDIT_SECONDS: Final = 2.0
 """After an engine reported that a prefill is done its blocks may wait this long for a check; they are not
@@ -25,6 +27,22 @@ evicted while the request runs, so the credit may stay."""
 
 SERVED_ENDS: Final = frozenset({"access-log", "estimated", "reconciled", "response"})
 """Ends of requests that an engine has served; of the others it is not known."""
+
+
+def before_promotion(at_pick: Mapping[str, int], now: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the tokens that a request loads from slower media, ``now`` that its engine has taken it up, by
+    the medium that held them before.
+
+    An engine reads storage into host memory and reports that, before it reports the blocks on the GPU. What
+    was on storage at the pick and is in host memory now is taken for read from storage.
+    """
+    found = dict(now)
+    for medium, tokens in at_pick.items():
+        moved = min(found.get(CPU, 0), tokens - found.get(medium, 0))
+        if medium != CPU and moved > 0:
+            found[CPU] -= moved
+            found[medium] = found.get(medium, 0) + moved
+    return {medium: tokens for medium, tokens in found.items() if tokens}
 
 
 class RequestProgress:
@@ -41,9 +59,11 @@ class RequestProgress:
         replica: str,
         endpoints: Callable[[], Sequence[Candidate]],
         decisions: DecisionLog | None = None,
+        tracer: PickTracer | None = None,
     ) -> None:
         """``replica``: prefix of the session ids that this replica makes. ``endpoints``: as they are now.
-        ``decisions`` keeps how requests end; None: no log does."""
+        ``decisions`` keeps how requests end; None: no log does.
+        ``tracer`` records the ends of recorded requests."""
         self._index = index
         self._history = history
         self._lookup = lookup
@@ -53,6 +73,7 @@ class RequestProgress:
         self._own_sessions = f"{replica}."
         self._endpoints = endpoints
         self._decisions = decisions
+        self._tracer = tracer
 
     def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
         """Record what the index holds of a request when its engine starts prefill, to compare it with the
@@ -65,7 +86,11 @@ class RequestProgress:
         prompt = None if request is None else self._table.take_prompt(request)
         if request is not None and prompt is not None:
             matches = self._index.match(request.root, prompt)
-            request.indexed_tokens = matches.of(self._index.publisher(source)).tokens
+            hit = self._lookup.with_storage(endpoint, matches, matches.of(self._index.publisher(source)))
+            before, request.indexed_lower = request.indexed_lower, hit.lower or None
+            if before and hit.lower:
+                request.indexed_lower = before_promotion(before, hit.lower)
+            request.indexed_tokens = hit.tokens
             request.index_compared = True
 
     def on_observation(self, seen: Observation, now: float) -> None:
@@ -77,8 +102,12 @@ class RequestProgress:
             request = self._table.at(seen.session, seen.endpoint, remote=True)
             if request is None:
                 return
-        elif seen.cached is not None:
-            self._tracker.on_cache_truth(request, seen.cached, now)
+        else:
+            if seen.loaded:
+                request.loaded_tokens += seen.loaded
+                self._metrics.on_loaded(request.attempt.hostport, seen.loaded, request.attempt.load.rate)
+            if seen.cached is not None:
+                self._tracker.on_cache_truth(request, seen.cached, now)
         attempt = request.attempt
         backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
         if not backlog and seen.phase == "prefill":
@@ -131,6 +160,7 @@ class RequestProgress:
             self._history.moved(note, request.root, endpoint.key) for note in request.cache_credit
         ]
         request.indexed_tokens = holding.indexed if holding else 0
+        request.indexed_lower = holding.indexed_lower if holding else None
         request.predicted_tokens = holding.tokens if holding else 0
         request.predicted_ttft_seconds = 0.0
 
@@ -155,6 +185,8 @@ class RequestProgress:
             self._metrics.on_saved(request.predicted_tokens, request.attempt.load.rate)
         if self._decisions is not None:
             self._decisions.on_request_ended(request, how, status)
+        if request.trace_id and self._tracer is not None:
+            self._tracer.on_request_ended(request, how, status)
         self._tracker.end(request, now)
         self._end_credit(request, without_prefill=without_prefill)
 

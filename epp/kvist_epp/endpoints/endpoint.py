@@ -10,7 +10,13 @@ from ipaddress import ip_address
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT, LABEL_MAX_NUM_SEQS, LABEL_ROLES
+from kvist_epp.names import (
+    KV_EVENTS_PORT,
+    KV_REPLAY_PORT,
+    LABEL_KV_STORAGE,
+    LABEL_MAX_NUM_SEQS,
+    LABEL_ROLES,
+)
 
 
 class KvEventSource(NamedTuple):
@@ -83,6 +89,11 @@ class Endpoint:
     def role(self) -> str:
         """The engine's role by its label; ``both`` without one."""
         return next((self.labels[label] for label in LABEL_ROLES if label in self.labels), "both")
+
+    @property
+    def storage_namespace(self) -> str:
+        """The name of the storage of KV blocks that it shares with others; empty without one."""
+        return self.labels.get(LABEL_KV_STORAGE, "")
 
     @property
     def sources(self) -> tuple[KvEventSource, ...]:

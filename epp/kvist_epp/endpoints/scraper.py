@@ -308,6 +308,7 @@ class Scraper:
             return
         state.rates.observe(sample, asked_at)
         state.recent.observe(sample, asked_at)
+        state.tier_speed.observe(sample.tiers, asked_at)
         if sample.cache_usage < FULL_CACHE:
             state.batch.observe(sample.running, sample.waiting)
         self._on_scrape(state)

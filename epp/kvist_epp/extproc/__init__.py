@@ -6,10 +6,12 @@ metadata. The stream then ends, unless responses are observed. The gateway's acc
 request ended.
 
 - ``service``: the table of gRPC methods, and the ext_proc stream that connects a session to the picker.
+- ``protocol_errors``: messages of gateways that cannot be read, counted and logged.
 - ``session``: state machine of one ext_proc stream, in every body mode of Envoy.
 - ``pick_request``: the question to the picker and its answer, at once or deferred.
 - ``gateway_messages``: reads the gateway's messages (body chunks, headers, subset hint), encodes the answers.
 - ``response``: observed responses: echo of their chunks, token usage, the model's name restored.
+- ``load_filter``: the KV tiers that an engine may load from, as a member of the request body.
 - ``rewrite``: replacement of the model's name in request and response bodies.
 - ``access_log``: Envoy's access log: how requests ended.
 - ``pb``: generated protobuf code.

@@ -9,17 +9,16 @@ from functools import lru_cache
 from ipaddress import ip_address
 
 import msgspec
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.pb.accesslog_pb2 import (
-    AccessLogCommon,
     HTTPAccessLogEntry,
     StreamAccessLogsMessage,
 )
+from kvist_epp.extproc.protocol_errors import ErrorCounter
 from kvist_epp.http2.call import Sink
-from kvist_epp.names import DESTINATION_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
+from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
 
 
 class AccessLogEntry(msgspec.Struct, frozen=True):
@@ -29,14 +28,8 @@ class AccessLogEntry(msgspec.Struct, frozen=True):
     request_id: str | None
     upstream: str | None
     """The address that answered, "ip:port" or "[v6]:port"; ``None`` when no upstream was reached."""
-    destination: str | None
-    """The picker's answer: one endpoint or several, comma separated."""
     status: int
     """HTTP status that the client received; 0 when the client left before one was sent."""
-    ttfb_seconds: float | None
-    """Seconds from the request's start to the first byte of the upstream's response."""
-    duration_seconds: float | None
-    """Seconds from the request's start to the last byte sent to the client."""
 
 
 def decode_access_log(
@@ -51,30 +44,29 @@ def decode_access_log(
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
     except DecodeError as error:
         raise ProtocolError(f"access log message of {len(message)} bytes cannot be decoded") from error
-    parsed = [_parse(entry) for entry in entries]
-    if unreadable := parsed.count(None):
+    ended: list[AccessLogEntry] = []
+    unreadable = 0
+    for encoded in entries:
+        try:
+            entry = HTTPAccessLogEntry.FromString(encoded)
+        except DecodeError:
+            unreadable += 1
+            continue
+        if not entry.common_properties.intermediate_log_entry:
+            ended.append(_entry(entry))
+    if unreadable:
         on_unreadable(unreadable)
-    return [_entry(entry) for entry in parsed if entry and not entry.common_properties.intermediate_log_entry]
-
-
-def _parse(entry: bytes) -> HTTPAccessLogEntry | None:
-    try:
-        return HTTPAccessLogEntry.FromString(entry)
-    except DecodeError:
-        return None
+    return ended
 
 
 def _entry(entry: HTTPAccessLogEntry) -> AccessLogEntry:
-    common, headers = entry.common_properties, entry.request.request_headers
-    address = common.upstream_remote_address.socket_address
+    request = entry.request
+    headers, address = request.request_headers, entry.common_properties.upstream_remote_address.socket_address
     return AccessLogEntry(
         session=headers.get(SESSION_HEADER) or None,
-        request_id=entry.request.request_id or headers.get(REQUEST_ID_HEADER) or None,
+        request_id=request.request_id or headers.get(REQUEST_ID_HEADER) or None,
         upstream=_hostport(address.address, address.port_value),
-        destination=headers.get(DESTINATION_HEADER) or None,
         status=entry.response.response_code.value,
-        ttfb_seconds=_seconds(common, "time_to_first_upstream_rx_byte"),
-        duration_seconds=_seconds(common, "duration", "time_to_last_downstream_tx_byte"),
     )
 
 
@@ -89,15 +81,6 @@ def _hostport(host: str, port: int) -> str | None:
     return f"[{host}]:{port}" if is_v6 else f"{host}:{port}"
 
 
-def _seconds(common: AccessLogCommon, *names: str) -> float | None:
-    """Return the first of the named durations that is present."""
-    for name in names:
-        if common.HasField(name):
-            duration: Duration = getattr(common, name)
-            return duration.seconds + duration.nanos / 1e9
-    return None
-
-
 class AccessLogCall:
     """The gRPC call of one access log stream, which is not answered before the gateway ends it.
 
@@ -110,7 +93,7 @@ class AccessLogCall:
         self,
         sink: Sink,
         on_entries: Callable[[list[AccessLogEntry]], None],
-        on_error: Callable[[str, int], None],
+        on_error: ErrorCounter,
     ) -> None:
         self._sink = sink
         self._on_entries = on_entries
@@ -118,12 +101,16 @@ class AccessLogCall:
 
     def on_message(self, data: bytes) -> None:
         try:
-            entries = decode_access_log(data, lambda count: self._on_error("access-log-entry", count))
-        except ProtocolError:
-            self._on_error("access-log-message", 1)
+            entries = decode_access_log(data, self._on_unreadable)
+        except ProtocolError as error:
+            self._on_error("access-log-message", 1, f"from {self._sink.peer}: {error}")
             return
         if entries:
             self._on_entries(entries)
+
+    def _on_unreadable(self, count: int) -> None:
+        problem = f"from {self._sink.peer}: access log entries cannot be decoded: {count}"
+        self._on_error("access-log-entry", count, problem)
 
     def on_half_closed(self) -> None:
         self._sink.send(b"")

@@ -56,7 +56,7 @@ def rename_model(body: bytes, name: str) -> RenamedBody | None:
     Return ``None`` if the body is not a JSON object or has no ``model``. Where the key occurs twice the last
     one counts, as for every engine. UTF-16 and UTF-32, which engines read too, become UTF-8.
     """
-    text = _json_object(body)
+    text = json_object(body)
     spans = [] if text is None else _model_spans(text)
     if text is None or not spans:
         return None
@@ -87,7 +87,7 @@ def value_end(text: bytes, start: int) -> int:
     return -1
 
 
-def _json_object(body: bytes) -> bytes | None:
+def json_object(body: bytes) -> bytes | None:
     """Return ``body`` as UTF-8 if engines read it as a JSON object."""
     try:
         encoding = json.detect_encoding(body)

@@ -12,6 +12,7 @@ from typing import Final
 from kvist_epp.errors import PickError, ProtocolError, traceback_without_text
 from kvist_epp.extproc.access_log import AccessLogCall, AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
+from kvist_epp.extproc.protocol_errors import ErrorCounter
 from kvist_epp.extproc.response import FirstToken, ObservedResponse
 from kvist_epp.extproc.session import NOTHING, ExtProcSession, SessionStep
 from kvist_epp.http2.call import Method, Sink
@@ -20,11 +21,6 @@ from kvist_epp.names import ACCESS_LOG_METHOD, PROCESS_METHOD
 
 Decide = Callable[[PickRequest], Decision | PendingResult]
 """Makes the decision, or raises `PickError`."""
-
-ErrorCounter = Callable[[str, int], None]
-"""Counts errors of a gateway or of the picker: one of `PROTOCOL_ERRORS`, and how many."""
-
-PROTOCOL_ERRORS: Final = ("ext-proc-message", "access-log-message", "access-log-entry", "pick-failed")
 
 _INVALID_ARGUMENT: Final = 3
 _INTERNAL: Final = 13
@@ -39,7 +35,7 @@ def ext_proc_methods(
     *,
     on_response: Callable[[ObservedResponse], None] | None = None,
     on_first_token: Callable[[FirstToken], None] = lambda _first: None,
-    on_error: ErrorCounter = lambda _name, _count: None,
+    on_error: ErrorCounter = lambda _kind, _count, _problem: None,
 ) -> dict[str, Method]:
     """Return every method of the picker by its ``/package.Service/Method``.
 
@@ -109,7 +105,7 @@ class _ProcessCall:
         try:
             step = self._session.feed(data)
         except ProtocolError as error:
-            self._on_error("ext-proc-message", 1)
+            self._on_error("ext-proc-message", 1, f"from {self._sink.peer}: {error}")
             self._sink.close(_INVALID_ARGUMENT, str(error))
             return
         if step is not NOTHING or self._half_closed:
@@ -168,6 +164,6 @@ class _ProcessCall:
             self._fail(decision)
 
     def _fail(self, error: Exception) -> None:
-        self._on_error("pick-failed", 1)
+        self._on_error("pick-failed", 1, "")
         _log.error("a pick failed with %s", traceback_without_text(error))
         self._sink.close(_INTERNAL, "the pick failed")

@@ -15,6 +15,8 @@ MAX_PRIORITY: Final = 2**31 - 1
 MAX_TENANT: Final = 128
 """Characters of a tenant's name that count."""
 
+_PRIORITIES: Final = frozenset((PRIORITY_HEADER, *OBJECTIVE_HEADERS))
+_TENANTS: Final = frozenset(TENANT_HEADERS)
 _SHOWN: Final = 40
 
 
@@ -39,6 +41,8 @@ class Priorities:
 
         Raises ``BadRequest`` for a priority that is no whole number.
         """
+        if _PRIORITIES.isdisjoint(headers):
+            return None
         text = headers.get(PRIORITY_HEADER)
         if text is not None:
             return _number(text)
@@ -56,6 +60,8 @@ class Priorities:
 
 def tenant(headers: Mapping[str, str]) -> str:
     """Return the tenant of a request by its headers; empty: they name none."""
+    if _TENANTS.isdisjoint(headers):
+        return ""
     for header in TENANT_HEADERS:
         if name := headers.get(header, "").strip():
             return name[:MAX_TENANT]

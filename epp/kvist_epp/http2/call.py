@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+UNKNOWN_PEER: Final = "an unknown address"
 NO_TRACE_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -50,6 +51,10 @@ class Sink(Protocol):
     @property
     def trace_headers(self) -> Mapping[str, str]:
         """Return ``traceparent`` and ``tracestate`` of the call's metadata, if it has them."""
+
+    @property
+    def peer(self) -> str:
+        """Return the address of the client, for log lines."""
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Send one gRPC message, ``data`` and then ``content``, which is not copied and must not change."""

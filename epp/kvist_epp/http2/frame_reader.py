@@ -101,14 +101,20 @@ class FrameReader:
     def _frames(self, data: bytes, position: int) -> int:
         """Parse every frame in ``data[position:]``; return the position of an incomplete one."""
         end = len(data)
-        receiver = self._receiver
+        receiver, limits = self._receiver, self._limits
         while end - position >= _HEAD_BYTES and not receiver.closing:
             high, low, kind, flags, number = frame_head(data, position)
             size = high << 16 | low
-            if size > self._limits.frame_bytes:
+            if size > limits.frame_bytes:
                 raise ProtocolError("frame too large", FRAME_SIZE_ERROR)
             number &= LARGEST_STREAM
+            start = position + _HEAD_BYTES
+            stop = start + size
             if kind == DATA and not flags & PADDED and self._block is None:
+                if size < _LARGE_FRAME and stop <= end:
+                    receiver.on_data_frame(number, data, start, stop, flags & END_STREAM)
+                    position = stop
+                    continue
                 if size >= _LARGE_FRAME and not flags and (awaited := receiver.awaited(number)) > size:
                     behind = self._whole_frames(number, awaited, data, position)
                     if behind > position:
@@ -116,13 +122,16 @@ class FrameReader:
                         continue
                 ends = flags & END_STREAM
                 receiver.on_data_begin(number, size, not size, ends)
-                position = self._content(number, size, ends, data, position + _HEAD_BYTES)
+                position = self._content(number, size, ends, data, start)
                 continue
-            stop = position + _HEAD_BYTES + size
             if stop > end:
                 self._need = stop - position
                 return position
-            self._frame(kind, flags, number, data[position + _HEAD_BYTES : stop])
+            whole_block = kind == HEADERS and flags == END_HEADERS and number and size <= limits.header_bytes
+            if whole_block and self.settled and self._block is None:  # nearly all of them
+                receiver.on_header_block(number, 0, data[start:stop])
+            else:
+                self._frame(kind, flags, number, data[start:stop])
             position = stop
         self._need = _HEAD_BYTES
         return position

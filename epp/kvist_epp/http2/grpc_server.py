@@ -122,7 +122,7 @@ def _handler(path: str, method: Method, kept: set["_QueueSink"] | None) -> Any:
 
 def _behaviour(method: Method, kept: set["_QueueSink"] | None) -> Callable[[Any, _Context], Awaitable[bytes]]:
     async def run(_: object, context: _Context) -> bytes:
-        sink = _QueueSink(_trace_headers(context))
+        sink = _QueueSink(_trace_headers(context), context.peer())
         if kept is not None:
             kept.add(sink)
         call = method(sink)
@@ -154,8 +154,9 @@ async def _read(context: _Context, call: Call, sink: "_QueueSink") -> None:
 class _QueueSink:
     """A sink whose answers wait until grpc has taken the one before."""
 
-    def __init__(self, trace_headers: Mapping[str, str]) -> None:
+    def __init__(self, trace_headers: Mapping[str, str], peer: str) -> None:
         self.trace_headers = trace_headers
+        self.peer = peer
         self._queue: deque[bytes] = deque()
         self._changed = asyncio.Event()
         self._status = (0, "")

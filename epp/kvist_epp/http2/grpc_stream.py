@@ -31,34 +31,23 @@ _OK_HEAD = frames.frame(frames.HEADERS, _BLOCK_FLAGS, b"", frames.TRAILERS_OK)[:
 class GrpcStream:
     """A stream from HEADERS until both sides have ended or one has reset; the ``Sink`` of its call."""
 
-    __slots__ = (
-        "_delivered",
-        "_discarded",
-        "_expected",
-        "_held",
-        "_outbox",
-        "_partial_prefix",
-        "_parts",
-        "_started",
-        "_table",
-        "_trailers",
-        "_unanswered",
-        "call",
-        "credit",
-        "emitted",
-        "ended",
-        "half_closed",
-        "head",
-        "id",
-        "lasting",
-        "missing",
-        "number",
-        "refilled",
-        "sent",
-        "waiting",
-        "waiting_bytes",
-        "window",
-    )
+    # A stream sets few of these: defaults of the class cost nothing to set.
+    call: Call | None = None
+    half_closed = False
+    ended = False
+    sent = False
+    waiting: deque[memoryview] | None = None
+    waiting_bytes = 0
+    emitted = 0
+    missing = 0
+    """Bytes still to come of the message that has begun."""
+    _started = False
+    _trailers = b""
+    _partial_prefix = b""
+    _held = 0
+    _delivered = 0
+    _unanswered = False
+    _discarded = 0
 
     def __init__(
         self, table: "StreamTable", number: int, head: RequestHead, window: int, *, lasting: bool
@@ -68,28 +57,12 @@ class GrpcStream:
         self.number = number
         self.id = number.to_bytes(4, "big")
         self.head = head
-        self.call: Call | None = None
         self.lasting = lasting
         """True if the call does not end by itself, and keeps no message."""
         self.window = window
         self.credit = self.refilled = table.limits.stream_window
-        self.half_closed = False
-        self.ended = False
-        self.sent = False
-        self.waiting: deque[memoryview] | None = None
-        self.waiting_bytes = 0
-        self.emitted = 0
-        self._started = False
-        self._trailers = b""
         self._expected = head.content_length
-        self._partial_prefix = b""
         self._parts: list[bytes | bytearray | memoryview] = []
-        self._held = 0
-        self.missing = 0
-        """Bytes still to come of the message that has begun."""
-        self._delivered = 0
-        self._unanswered = False
-        self._discarded = 0
 
     def __repr__(self) -> str:
         state = "answered" if self.sent else "ended by the client" if self.half_closed else "open"
@@ -99,6 +72,11 @@ class GrpcStream:
     def trace_headers(self) -> Mapping[str, str]:
         """Return the trace context of the call; see ``Sink``."""
         return self.head.trace_headers
+
+    @property
+    def peer(self) -> str:
+        """Return the client's address; see ``Sink``."""
+        return self._table.peer()
 
     @property
     def received(self) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvist_epp.errors import ProtocolError, traceback_without_text
 from kvist_epp.http2 import frames
-from kvist_epp.http2.call import Method
+from kvist_epp.http2.call import UNKNOWN_PEER, Method
 from kvist_epp.http2.frame_reader import FrameReader
 from kvist_epp.http2.grpc_stream import GrpcStream
 from kvist_epp.http2.header_reader import HeaderReader, Malformed
@@ -46,11 +46,13 @@ class Http2Connection:
         clock: Callable[[], float] = time.monotonic,
         lasting: Collection[str] = (),
         stats: PortStats | None = None,
+        peer: Callable[[], str] = lambda: UNKNOWN_PEER,
     ) -> None:
         """``wake`` is called when a sink used outside `receive` leaves output in ``outbox``.
 
         ``lasting`` names the methods whose calls never end by themselves: they do not delay `drain`.
-        ``stats`` are the port's; without them the connection has its own.
+        ``stats`` are the port's; without them the connection has its own. ``peer`` returns the client's
+        address.
         """
         self.limits = limits
         self.memory = MemoryShare(stats or PortStats(limits.held_bytes))
@@ -63,9 +65,8 @@ class Http2Connection:
         self._credit = limits.connection_window
         self._draining = False
         self._resets = Budget(limits.resets, clock)
-        self.stream_table = StreamTable(
-            limits, self.outbox, self.memory, self._resets, fail=self._fail, done=self._on_streams_done
-        )
+        shared, done = (limits, self.outbox, self.memory, self._resets), self._on_streams_done
+        self.stream_table = StreamTable(*shared, fail=self._fail, done=done, peer=peer)
         self._open = self.stream_table.open
         self._pings = Budget(limits.pings, clock, lambda: self.outbox.answered)
         self._changes = Budget(limits.settings, clock)
@@ -146,6 +147,23 @@ class Http2Connection:
 
     # -- DATA
 
+    def on_data_frame(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
+        """Process a whole DATA frame, ``chunk[start:stop]``: ``on_data_begin`` and ``on_data`` in one."""
+        size = stop - start
+        self._credit -= size
+        if self._credit * 2 < self.limits.connection_window:
+            self._refill_window()
+        stream = self._open.get(number)
+        if stream is None or stream.half_closed or not (size or ends):
+            self._unusual_data(stream, number, size)
+            return
+        if not ends:
+            self._charge(stream, size)
+        if size and (ends or not stream.sent):  # else the stream was reset
+            stream.on_data(chunk, start, stop)
+        if ends and number in self._open:
+            stream.on_end_stream()
+
     def on_data_begin(self, number: int, size: int, empty: bool, ends: int) -> None:
         """Account for the begin of a DATA frame, with ``size`` bytes for flow control (RFC 9113 section 5.2).
 
@@ -156,13 +174,9 @@ class Http2Connection:
         if self._credit * 2 < self.limits.connection_window:
             self._refill_window()
         stream = self._open.get(number)
-        if stream is None:
-            self._on_stray_data(number, size)
-        elif stream.half_closed:
-            self.stream_table.reset(stream, frames.STREAM_CLOSED)
+        if stream is None or stream.half_closed or (empty and not ends):
+            self._unusual_data(stream, number, size)
         elif not ends:
-            if empty:
-                self._spend(self._empties, "empty-frames")
             self._charge(stream, size)
 
     def on_data(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
@@ -186,6 +200,16 @@ class Http2Connection:
         stream = self._open.get(number)
         if stream is not None:
             stream.on_pieces(pieces, size)
+
+    def _unusual_data(self, stream: GrpcStream | None, number: int, size: int) -> None:
+        """Account for DATA on a stream that takes none, or for a frame without content."""
+        if stream is None:
+            self._on_stray_data(number, size)
+        elif stream.half_closed:
+            self.stream_table.reset(stream, frames.STREAM_CLOSED)
+        else:
+            self._spend(self._empties, "empty-frames")
+            self._charge(stream, size)
 
     def _charge(self, stream: GrpcStream, size: int) -> None:
         stream.credit -= size

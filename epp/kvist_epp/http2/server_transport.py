@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
 from kvist_epp.errors import ProtocolError
+from kvist_epp.http2.call import UNKNOWN_PEER
 from kvist_epp.http2.http2_connection import Http2Connection
 from kvist_epp.http2.limits import CHECKS_PER_STALL, HUNG_UP, Limits
 from kvist_epp.http2.tls_session import PREFIX, TlsSession
@@ -102,6 +103,7 @@ class ServerTransport(asyncio.Protocol):
             clock=loop.time,
             lasting=server.lasting,
             stats=server.stats,
+            peer=self._peer,
         )
         self._tls = None if server.ssl is None else TlsSession(server.ssl)
         self._transport: asyncio.Transport | None = None
@@ -296,10 +298,15 @@ class ServerTransport(asyncio.Protocol):
     def _count_failed_handshake(self, reason: str) -> None:
         if self._transport is None:
             return
-        peer, own = (self._transport.get_extra_info(side) for side in ("peername", "sockname"))
+        own = self._transport.get_extra_info("sockname")
         failures, now = self._server.stats.handshake_failures, self._loop.time()
-        if warning := failures.add(reason, peer[0] if peer else "an unknown address", now):
+        if warning := failures.add(reason, self._peer(), now):
             _log.warning("port %s: %s", own[1] if own else "?", warning)
+
+    def _peer(self) -> str:
+        """Return the peer's address without its port, for log lines."""
+        found = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(found[0]) if found else UNKNOWN_PEER
 
     # -- writing
 

@@ -206,6 +206,7 @@ class StreamTable:
         *,
         fail: Callable[[ProtocolError], None],
         done: Callable[[], None],
+        peer: Callable[[], str],
     ) -> None:
         self.limits = limits
         self.outbox = outbox
@@ -218,6 +219,8 @@ class StreamTable:
         self._window = frames.DEFAULT_WINDOW
         self._closing = False
         self._resets = resets
+        self.peer = peer
+        """Returns the client's address."""
         self._fail = fail
         self._done = done
         self.reset_by_us: OrderedDict[int, None] = OrderedDict()

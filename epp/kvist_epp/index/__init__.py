@@ -14,4 +14,5 @@ blocks on A, two on B.
 - ``snapshot``: a publisher's part of the index as plain data, and back.
 - ``routing_history``: prompts by the endpoint they were sent to.
 - ``index_accuracy``: predicted against true cached tokens of each endpoint.
+- ``tier_accuracy``: tokens predicted to be loaded from slower tiers against those that were.
 """

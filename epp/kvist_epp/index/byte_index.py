@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, Presence
-from kvist_epp.index.tree.matches import Hit, Matches, search
+from kvist_epp.index.tree.matches import Group, Hit, Matches, search
 from kvist_epp.index.tree.segment import GPU, Root, Segment
 from kvist_epp.index.tree.storing import Storing
 
@@ -27,7 +27,7 @@ class Index:
     """The byte tree of all publishers.
 
     Methods that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``opaque``, ``held``,
-    ``removed``, ``cleared``. The others only read.
+    ``held_as_others``, ``removed``, ``cleared``. The others only read.
 
     Hashes are unsigned 64-bit integers. The case of a medium does not matter.
     """
@@ -142,8 +142,9 @@ class Index:
 
     def match(self, root: Root, prompt: bytes) -> Matches:
         """Return how much of the prompt's prefix each publisher holds. Changes nothing."""
-        trees = self._forest.trees.get(root, {}).values()
-        found = [pair for tree in trees for pair in search(tree, prompt, self._live)]
+        found: list[Group] = []
+        for tree in self._forest.trees.get(root, {}).values():
+            found += search(tree, prompt, self._live)
         return Matches(found, self._bits, self._publishers)
 
     def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
@@ -259,19 +260,65 @@ class Index:
                 forest.release(who, *place, name)
             who.add_opaque(medium, name)
 
-    def held(self, publisher: int, hashes: Sequence[int], medium: str) -> int:
-        """Add a medium to cached blocks that an event names by hash alone; return how many it held on any."""
+    def held(self, publisher: int, hashes: Sequence[int], medium: str, *, counted: bool = True) -> int:
+        """Add a medium to cached blocks that an event names by hash alone; return how many it held on any.
+
+        ``counted``: a block that is stored twice is removed twice. Without, a medium holds it or not.
+        """
         who, medium = self._presences[publisher], medium.upper()
         known = 0
         for name in hashes:
             if place := self._forest.locate(who, name):
-                self._forest.hold(who, *place, (name,), medium)
+                if counted or not _on(who, place, medium):
+                    self._forest.hold(who, *place, (name,), medium)
             elif who.knows_opaque(name):
-                who.add_opaque(medium, name)
+                if counted or name not in who.opaque.get(medium, ()):
+                    who.add_opaque(medium, name)
             else:
                 continue
             known += 1
         return known
+
+    def held_as_others(self, publisher: int, name: int, medium: str) -> bool:
+        """Add a medium to a block that the publisher does not hold, where others say that the hash belongs.
+
+        Its parents may be missing: the block counts once they are there. Returns False, and changes nothing,
+        if the hash means no block of text to others, or if the publisher has another name for that block.
+        """
+        segment = self._forest.nodes.get(name)
+        if segment is None or name not in segment.hashes:
+            return False
+        at, who = segment.hashes.index(name), self._with_bit(publisher)
+        if segment.held(who.bit) >> at & 1 or who.knows_opaque(name) or name in who.own:
+            return False
+        self._forest.name(who, segment, at, name)
+        self._forest.hold(who, segment, at, (name,), medium.upper())
+        return True
+
+    def knows_opaque(self, publisher: int, name: int) -> bool:
+        """Return whether the publisher holds a block of this hash that can never match."""
+        return self._presences[publisher].knows_opaque(name)
+
+    def loaded(self, publisher: int, hashes: Sequence[int]) -> int:
+        """Return how many blocks of a chain the publisher holds on slower media only."""
+        who = self._presences[publisher]
+        if not any(count for medium, count in who.counts.items() if medium != GPU):
+            return 0
+        places = [place for name in hashes if (place := self._forest.locate(who, name))]
+        return sum(not _on(who, place, GPU) for place in places)
+
+    def names_on(self, publisher: int, medium: str) -> Iterator[int]:
+        """Yield the hashes of the blocks that a publisher holds on a slower medium, opaque ones included.
+
+        The index must not change meanwhile.
+        """
+        who = self._presences[publisher]
+        for segment in who.segments:
+            if holders := segment.on(medium):
+                names = segment.alias.get(who, segment.hashes) if segment.alias else segment.hashes
+                mask = holders.mask(who.bit, len(names))
+                yield from (name for at, name in enumerate(names) if mask >> at & 1 and name is not None)
+        yield from who.opaque.get(medium, ())
 
     # Removing
 
@@ -308,3 +355,10 @@ class Index:
         who.clear_medium(medium)
         for segment in list(who.segments):
             self._forest.unhold(who, segment, ONES[len(segment.hashes)], medium)
+
+
+def _on(who: Presence, place: Place, medium: str) -> bool:
+    """Return whether a publisher holds a block on a medium."""
+    segment, at = place
+    holders = segment.on(medium)
+    return holders is not None and bool(holders.mask(who.bit, len(segment.hashes)) >> at & 1)

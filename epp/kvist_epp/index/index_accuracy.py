@@ -44,7 +44,7 @@ class HitSums:
     queries: int
     """``vllm:prefix_cache_queries_total``, tokens."""
     predicted: int
-    """Tokens predicted as cached, of all requests routed there."""
+    """Tokens predicted to be on the GPU, of all requests routed there."""
     routed: int
     """Tokens of all requests routed there."""
 
@@ -60,7 +60,7 @@ class AccuracyMonitor:
         self.sent = 0
         """Requests routed there."""
         self.sums = (0, 0)
-        """Tokens predicted as cached, and all tokens, of the requests routed there."""
+        """Tokens predicted to be on the GPU, and all tokens, of the requests routed there."""
         self._limits = limits
         self._samples: deque[_Sample] = deque()
         self._off = 0
@@ -78,13 +78,17 @@ class AccuracyMonitor:
         return messages == 0 and self.sent >= requests
 
     def on_routed(self, predicted: int, tokens: int) -> None:
-        """Note a request of ``tokens`` that was sent there, ``predicted`` of them cached by the index alone,
-        also in approximate mode."""
+        """Note a request of ``tokens`` that was sent there, ``predicted`` of them on the GPU by the index
+        alone, also in approximate mode."""
         self.sent += 1
         self.sums = (self.sums[0] + predicted, self.sums[1] + tokens)
 
     def on_cache_truth(self, predicted: int, true: int, now: float) -> None:
-        """Compare a request's predicted and true cached tokens; errors of opposite sign do not cancel."""
+        """Compare a request's predicted and true tokens on the GPU; errors of opposite sign do not cancel.
+
+        What slower tiers hold is compared by ``tier_accuracy``: after a load, an engine's first event of the
+        request covers the loaded prefix as if it had been computed.
+        """
         self._add(_Sample(abs(predicted - true), max(predicted, true), now))
         while self._is_stale(now):
             self._drop_oldest()

@@ -6,6 +6,7 @@ arrive (cache credit). On an approximate endpoint it is the routing history alon
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -17,13 +18,15 @@ from kvist_epp.index.tree.segment import Segment
 
 RATIO_TOKENS: Final = 64
 """Tokens a match needs for its own bytes per token to count."""
+SHARED: Final = "SHARED"
+"""The medium of storage that several engines share."""
 PLACE_BYTES: Final = 64
 """Bytes before the end of a routed prefix that, with their position, tell one prefix from another."""
 RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
 
 
-class CachedPart(msgspec.Struct, frozen=True):
+class CachedPart(msgspec.Struct, frozen=True, gc=False):
     """Cached part of one request's prompts on one endpoint; a ``scheduling.cost.CachedPrefix``."""
 
     tokens: int
@@ -33,6 +36,13 @@ class CachedPart(msgspec.Struct, frozen=True):
     """Tokens by the index alone, trusted or not: compared with the engine's true cache hits."""
     rank: int | None = None
     """Data-parallel rank that holds them; None: any."""
+    elsewhere: Mapping[str, int] | None = None
+    """Of ``indexed``: those on slower media, where that differs from ``lower``."""
+
+    @property
+    def indexed_lower(self) -> Mapping[str, int] | None:
+        """Tokens of ``indexed`` that are on slower media, by medium; None: none are."""
+        return (self.lower if self.elsewhere is None else self.elsewhere) or None
 
 
 @dataclass(slots=True)
@@ -44,6 +54,8 @@ class Member:
     precise: bool = True
     block_size: int = 16
     """Tokens; used where only bytes are known."""
+    storage: str | None = None
+    """Name of the storage that its engine shares with others; None: it shares none."""
 
 
 class Found(msgspec.Struct):
@@ -80,6 +92,10 @@ class Lookup:
         self.remote_prefixes: Callable[[Root, bytes], Mapping[str, int]] | None = None
         """Returns the bytes of a prompt's prefix that other replicas sent to each endpoint; None: there are
         no other replicas."""
+        self.storages: Mapping[str, int] = {}
+        """Numbers in the index of the storages that engines share, by name, once they hold blocks."""
+        self._sharers: dict[str, set[str]] = {}
+        """Endpoints by the storage that they share."""
         self._owners: dict[int, str] = {}
         self._index = index
         self._history = history
@@ -88,11 +104,32 @@ class Lookup:
         """Add an endpoint to the look-up."""
         self.members[key] = member
         self._owners |= dict.fromkeys(member.publishers, key)
+        if member.storage is not None:
+            self._sharers.setdefault(member.storage, set()).add(key)
 
     def leave(self, key: str) -> None:
         """Remove an endpoint from the look-up."""
+        self.part_from_storage(key)
         for publisher in self.members.pop(key).publishers:
             del self._owners[publisher]
+
+    def part_from_storage(self, key: str) -> None:
+        """Do not count what shared storage holds for this endpoint any longer."""
+        member = self.members[key]
+        if member.storage is not None:
+            self._sharers[member.storage].discard(key)
+            member.storage = None
+
+    def with_storage(self, key: str, matches: Matches, hit: Hit) -> Hit:
+        """Return the hit of an endpoint with what follows it in the storage that it shares."""
+        member = self.members.get(key)
+        number = None if member is None or member.storage is None else self.storages.get(member.storage)
+        if number is None:
+            return hit
+        shared = matches.of(number)
+        if shared.tokens <= hit.tokens:
+            return hit
+        return Hit(shared.tokens, shared.bytes, {**hit.lower, SHARED: shared.tokens - hit.tokens})
 
     def look(self, root: Root, prompts: Sequence[bytes], *, learn: bool = True) -> Found:
         """Return the cached part of these prompts of one request on each endpoint; several prompts add up.
@@ -122,13 +159,35 @@ class Lookup:
         if self.remote_prefixes is not None:
             for key, sent in self.remote_prefixes(root, prompt).items():
                 routed[key] = max(sent, routed.get(key, 0))
-        ratio = self._ratio(matches)
-        known_tokens, known = matches.groups[0][1:3] if matches.groups else (0, 0)
-        tokens = known_tokens + max(1, round((size - known) / ratio))
+        ratio, known_tokens, known = self.bytes_per_token, 0, 0
+        if matches.groups:
+            _, known_tokens, known, _, _ = matches.groups[0]
+            if known_tokens >= RATIO_TOKENS:
+                ratio = known / known_tokens
+                self.bytes_per_token += RATIO_WEIGHT * (ratio - self.bytes_per_token)
+        tokens = known_tokens + (round((size - known) / ratio) or 1)
         found = Found(size, tokens, {}, (matches,), _place(root, prompt, matches, routed))
         if matches.groups or routed:
             self._add_hits(found.hits, matches, routed, size, ratio)
+            if self.storages:
+                self._add_storage(found.hits, matches)
         return found
+
+    def _add_storage(self, hits: dict[str, CachedPart], matches: Matches) -> None:
+        """Add what shared storage holds to all endpoints that share it: there they are equal."""
+        for name, number in self.storages.items():
+            shared, keys = matches.of(number), self._sharers.get(name, ())
+            if not shared.tokens:
+                continue
+            alone = CachedPart(shared.tokens, shared.bytes, {SHARED: shared.tokens}, shared.tokens)
+            for key in keys:
+                part = hits.get(key)
+                if not self.members[key].precise:
+                    continue
+                if part is None:
+                    hits[key] = alone
+                elif part.tokens < shared.tokens or part.indexed < shared.tokens:
+                    hits[key] = _with_storage(part, shared)
 
     def _add_hits(
         self,
@@ -138,29 +197,50 @@ class Lookup:
         size: int,
         ratio: float,
     ) -> None:
-        owners, members = self._owners, self.members
+        """Add what each endpoint holds."""
+        members = self.members
+        blocks = self._held_blocks(matches) if matches.groups else _NO_BLOCKS
+        if not blocks.keys() <= routed.keys():
+            routed = {**dict.fromkeys(blocks, 0), **routed}
         alike: dict[tuple[int, int, int | None, bool, int], CachedPart | None] = {}
         """What follows for endpoints that hold the same: of a popular prompt, hundreds do."""
-        for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
+        before: tuple[object, ...] = ()
+        part: CachedPart | None = None
+        for key, sent in routed.items():
             member = members.get(key)
             if member is None:
                 continue
-            hit, rank = _best_rank(member, matches)
-            sent = routed.get(key, 0)
+            hit, rank = blocks.get(key, _NO_BLOCK) if blocks else _NO_BLOCK
             case = (id(hit), sent, rank, member.precise, member.block_size)
-            if case in alike:
-                part = alike[case]
-            else:
-                part = alike[case] = _cached_part(member, matches, hit, rank, sent, size, ratio)
+            if case != before:
+                before = case
+                if case in alike:
+                    part = alike[case]
+                else:
+                    part = alike[case] = _cached_part(member, matches, hit, rank, sent, size, ratio)
             if part is not None:
                 hits[key] = part
 
-    def _ratio(self, matches: Matches) -> float:
-        if matches.best < RATIO_TOKENS:
-            return self.bytes_per_token
-        tokens, size = matches.groups[0][1:3]
-        self.bytes_per_token += RATIO_WEIGHT * (size / tokens - self.bytes_per_token)
-        return size / tokens
+    def _held_blocks(self, matches: Matches) -> Mapping[str, tuple[Hit, int | None]]:
+        """Return the best hit of each endpoint on which blocks are matched, by key, and the rank that has
+        it."""
+        owners, members = self._owners, self.members
+        keys = dict.fromkeys([owners[p] for p in matches.publishers() if p in owners])
+        return {key: _best_rank(members[key], matches) for key in keys}
+
+
+_NO_BLOCKS: Final[Mapping[str, tuple[Hit, int | None]]] = MappingProxyType({})
+_NO_BLOCK: Final[tuple[Hit, int | None]] = (MISS, None)
+
+
+def _with_storage(part: CachedPart, shared: Hit) -> CachedPart:
+    """Return what an endpoint holds with what follows it in shared storage."""
+    tokens, lower, indexed, elsewhere = part.tokens, part.lower, part.indexed, part.indexed_lower or {}
+    if tokens < shared.tokens:
+        tokens, lower = shared.tokens, {**lower, SHARED: shared.tokens - tokens}
+    if indexed < shared.tokens:
+        indexed, elsewhere = shared.tokens, {**elsewhere, SHARED: shared.tokens - indexed}
+    return CachedPart(tokens, max(part.bytes, shared.bytes), lower, indexed, part.rank, elsewhere)
 
 
 def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:
@@ -168,7 +248,9 @@ def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int
     if matches.groups:
         _, tokens, _, _, segment = matches.groups[0]
         return segment, tokens
-    end = max(routed.values(), default=0)
+    if not routed:
+        return None
+    end = max(routed.values())
     return (root, end, prompt[max(0, end - PLACE_BYTES) : end]) if end else None
 
 
@@ -180,7 +262,10 @@ def _cached_part(
     tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
     if member.precise and tokens <= hit.tokens:
         return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
-    return CachedPart(tokens, routed, hit.lower, hit.tokens, rank) if tokens or hit.tokens else None
+    # what was sent there just now is on its way to the GPU, whatever tier holds it
+    if not (tokens or hit.tokens):
+        return None
+    return CachedPart(tokens, routed, {}, hit.tokens, rank, hit.lower or None)
 
 
 def _best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
@@ -214,8 +299,15 @@ def _add(found: Found, further: Found) -> None:
 
 
 def _sum(one: CachedPart, other: CachedPart) -> CachedPart:
-    media = {*one.lower, *other.lower}
-    lower = {medium: one.lower.get(medium, 0) + other.lower.get(medium, 0) for medium in media}
     return CachedPart(
-        one.tokens + other.tokens, one.bytes + other.bytes, lower, one.indexed + other.indexed, one.rank
+        one.tokens + other.tokens,
+        one.bytes + other.bytes,
+        _joined(one.lower, other.lower),
+        one.indexed + other.indexed,
+        one.rank,
+        _joined(one.indexed_lower or {}, other.indexed_lower or {}),
     )
+
+
+def _joined(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {medium: one.get(medium, 0) + other.get(medium, 0) for medium in {*one, *other}}

@@ -49,4 +49,6 @@ publishers are warm and none is suspect.
 - ``publisher_state``: counters of a publisher, and its events that wait for their parents.
 - ``sequencing``: order of a publisher's batches: apply, hold, request a replay, or forget.
 - ``subscriber``: feeds of all publishers, bind mode, and background work.
+- ``tier_blocks``: place of the blocks of slower tiers in the index, whichever event comes first.
+- ``tier_state``: blocks of slower tiers that wait for their place, and leases of those that no event removes.
 """

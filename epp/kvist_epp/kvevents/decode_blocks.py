@@ -44,9 +44,10 @@ class DecodeBlock:
     session: str | None = None
     state: DecodeBlockState = DecodeBlockState.PENDING
     copies: int = 1
-    """Times that the engine stored the block minus removals: two requests may store the same block."""
+    """Times that the engine stored the block on the GPU minus removals: two requests may store the same
+    block."""
     media: list[str] = field(default_factory=list)
-    """Offload tiers that hold the block, too."""
+    """Slower tiers that hold the block, too, as far as it was not credited when they stored it."""
 
 
 class DecodeBlockTable:
@@ -91,15 +92,15 @@ class DecodeBlockTable:
     def on_removed(self, block_hash: int, medium: str) -> bool:
         """Remove one copy, as the engine did; return True if the block is not in the index either."""
         block = self._blocks.get(block_hash)
-        if block is None:
+        if block is None or (not block.copies if medium == GPU else medium not in block.media):
             return False
         credited = block.state is DecodeBlockState.CREDITED
-        if medium != GPU:
-            if not credited and medium in block.media:
-                block.media.remove(medium)
-            return not credited
-        block.copies -= 1
-        if block.copies == 0:
+        if medium == GPU:
+            block.copies -= 1
+        else:
+            block.media.remove(medium)
+        pending = block.state is DecodeBlockState.PENDING
+        if not block.copies and not (block.media and (pending or medium != GPU)):
             self.remove(block)
         return not credited
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
-from kvist_epp.index.byte_index import Index
+from kvist_epp.index.byte_index import GPU, Index
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
 from kvist_epp.kvevents.publisher_state import PublisherState
 
@@ -198,10 +198,12 @@ class DecodeChecker:
 
     def _revoke(self, publisher: PublisherState, credited: DecodeBlock, chain: list[DecodeBlock]) -> None:
         """Remove a credited block: the text that followed shows that its last boundary is not canonical."""
-        copies = 0
+        credited.copies, credited.media = 0, []
         while self._index.removed(publisher.number, [credited.hash]):
-            copies += 1
-        credited.copies = max(1, copies)
+            credited.copies += 1
+        for medium in self._index.blocks(publisher.number):
+            while self._index.removed(publisher.number, [credited.hash], medium=medium):
+                credited.media.append(medium)
         publisher.stats.revoked += 1
         self._reject(publisher, [credited, *chain])
 
@@ -213,7 +215,7 @@ class DecodeChecker:
 
     def _credit(self, publisher: PublisherState, block: DecodeBlock) -> bool:
         """Add a block to the index, as often as it was stored; return False if its parent is gone."""
-        for _ in range(block.copies):
+        for medium in [GPU] * block.copies + block.media:
             if not self._index.stored(
                 publisher.number,
                 block.root,
@@ -221,11 +223,10 @@ class DecodeChecker:
                 [block.hash],
                 [block.tokens.data],
                 block_size=block.block_size,
+                medium=medium,
             ):
                 self._reject(publisher, [block])
                 return False
-        for medium in block.media:
-            self._index.held(publisher.number, [block.hash], medium)
         publisher.stats.credited += 1
         block.state = DecodeBlockState.CREDITED
         parent = publisher.decode_blocks.get(block.parent)

@@ -21,7 +21,8 @@ from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import DecodeChecker, Encode
 from kvist_epp.kvevents.evicted_blocks import EvictedBlocks
 from kvist_epp.kvevents.observation import Observation, RecentSessions
-from kvist_epp.kvevents.publisher_state import PublisherState, PublisherStats
+from kvist_epp.kvevents.publisher_state import LEASE_SECONDS, PublisherState, PublisherStats
+from kvist_epp.kvevents.tier_blocks import TierBlocks
 
 FULL_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention", "unknown"})
 """``KVCacheSpecKind`` values (``vllm/v1/kv_cache_interface.py``) whose blocks keep a whole prefix."""
@@ -81,6 +82,7 @@ class Ingestor:
         model: TokenText,
         *,
         check: bool = True,
+        lease_seconds: float = LEASE_SECONDS,
         on_prefill_started: Callable[[str, str, str], None] = lambda _publisher, _endpoint, _session: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,6 +92,9 @@ class Ingestor:
         self.evicted = EvictedBlocks(index)
         """Counts blocks that are computed again after their eviction."""
         self.checker = DecodeChecker(index, self._decoder.pieces, encode)
+        self.tiers = TierBlocks(index, self._decoder, self.checker, clock, lease_seconds)
+        """Blocks on slower tiers."""
+        self._lease_seconds = lease_seconds
         self._on_prefill_started = on_prefill_started
         self._clock = clock
         self._publishers: dict[str, PublisherState] = {}
@@ -97,9 +102,13 @@ class Ingestor:
         self.needs_sweep = False
         """True if blocks were removed whose memory ``sweep`` has to free."""
 
-    def add_publisher(self, publisher: str, endpoint: str) -> None:
-        """Set the endpoint ("namespace/name") of a publisher whose name does not contain it (a pod UID)."""
-        self._state(publisher).endpoint = endpoint
+    def add_publisher(self, publisher: str, endpoint: str, storage: str | None = None) -> None:
+        """Set the endpoint ("namespace/name") of a publisher whose name does not contain it (a pod UID), and
+        the storage that its engine shares; None: it shares none."""
+        state = self._state(publisher)
+        state.endpoint = endpoint
+        if storage is not None:
+            self.tiers.attach(state, storage)
 
     def remove_publisher(self, publisher: str) -> None:
         """Remove a publisher that has left, with all its blocks."""
@@ -132,7 +141,7 @@ class Ingestor:
                 yield None
             else:
                 stats.cleared += 1
-                state.clear()
+                state.clear_gpu()
                 self._index.cleared(state.number)
                 yield None
 
@@ -143,6 +152,12 @@ class Ingestor:
         state.clear()
         state.group = None
         state.stats.resets += 1
+        self.needs_sweep = True
+
+    def forget_tier(self, publisher: str, medium: str) -> None:
+        """Remove all blocks that a publisher has on a slower medium: its engine did not find them there."""
+        state = self._state(publisher)
+        self.tiers.forget(state, medium)
         self.needs_sweep = True
 
     def retry_quarantined(self, publisher: str) -> Iterator[Observation | None]:
@@ -170,18 +185,24 @@ class Ingestor:
         state.clear()
         state.group = group
         self.needs_sweep = True
-        return Section(self._index.restore(state.number), state, self.checker)
+        return Section(self._index.restore(state.number), state, self.checker, self.tiers.on_restored)
 
     def expire(self) -> None:
         """Drop events whose parents never came, and forget requests that have been silent for long."""
         now = self._clock()
         self._sessions.age(now)
-        for state in self._publishers.values():
+        for state in (*self._publishers.values(), *self.tiers.storages.values()):
             state.stats.orphans_dropped += state.quarantine.expire(now)
+            if state.tiered:
+                self.tiers.expire(state)
+                self.needs_sweep |= state.leases.expired
 
     def sweep(self, budget: int = 256) -> int:
         """Free the memory of up to ``budget`` forgotten segments; return how many are left."""
         left = self._index.sweep(budget)
+        states = (*self._publishers.values(), *self.tiers.storages.values())
+        if (expired := next((state for state in states if state.leases.expired), None)) is not None:
+            left += self.tiers.remove_expired(expired) or len(states) > 1
         self.needs_sweep = left > 0
         return left
 
@@ -192,7 +213,7 @@ class Ingestor:
     def _state(self, publisher: str) -> PublisherState:
         state = self._publishers.get(publisher)
         if state is None:
-            state = PublisherState(publisher, self._index.publisher(publisher))
+            state = PublisherState(publisher, self._index.publisher(publisher), self._lease_seconds)
             self._publishers[publisher] = state
         return state
 
@@ -202,6 +223,8 @@ class Ingestor:
             return
         hashes = event.hashes
         self.evicted.on_removed(hashes)
+        if event.medium != GPU:
+            self.tiers.on_removed(state, hashes, event.medium)
         if len(state.quarantine):
             for block in hashes:
                 state.quarantine.on_removed(block)
@@ -218,24 +241,24 @@ class Ingestor:
         if event.kind not in FULL_KINDS or not _same_group(state.group, event.group):
             stats.other_groups += 1
         elif not event.token_ids and event.block_size == 0:
-            self._hold(state, event)
+            yield from self._place_on_tier(state, event)
         elif len(event.token_ids) != len(event.hashes) * event.block_size or not event.hashes:
             stats.missized += 1
+        elif event.medium != GPU:
+            yield from self._place_on_tier(state, event)
         else:
             yield from self._place_in_steps(state, event)
             return
         yield None
 
-    def _hold(self, state: PublisherState, event: Stored) -> None:
-        """Add blocks of an offload tier that are known by their hash."""
-        table, rest = state.decode_blocks, event.hashes
-        waiting = [block for block_hash in rest if (block := table.uncredited(block_hash)) is not None]
-        for block in waiting:
-            block.media.append(event.medium)
-        if waiting:
-            rest = [block_hash for block_hash in rest if table.uncredited(block_hash) is None]
-        known = self._index.held(state.number, rest, event.medium)
-        state.stats.held_unknown += len(rest) - known
+    def _place_on_tier(self, state: PublisherState, event: Stored) -> Iterator[Observation | None]:
+        """Place an event of a slower tier, and the quarantined events that follow from it."""
+        state.tiered = True
+        placed = self.tiers.on_stored(state, event)
+        state.stats.blocks += len(placed)
+        if len(state.quarantine):
+            for child in state.quarantine.take_children(placed):
+                yield from self._place_in_steps(state, child)
 
     def _place_in_steps(self, state: PublisherState, event: Stored) -> Iterator[Observation | None]:
         """Place an event and the quarantined events that follow from it."""
@@ -262,6 +285,7 @@ class Ingestor:
         ids = event.token_ids
         if event.opaque_from is not None:
             ids = ids[: event.opaque_from * event.block_size]
+        loaded = self.tiers.loaded(state, event.hashes) if state.tiered else 0
         texts, complete = self._decoder.decode(ids, event.block_size)
         state.stats.unknown_ids += not complete
         if texts and not self._place_texts(state, event, texts, decode=decode):
@@ -270,6 +294,10 @@ class Ingestor:
             parent = event.hashes[len(texts) - 1] if texts else event.parent
             self._index.opaque(state.number, parent, opaque, medium=event.medium)
             state.stats.opaque_blocks += len(opaque)
+        if event.salt is not None:
+            self.tiers.salted = True
+        if state.tiered:
+            self.tiers.on_known(state, event.hashes)
         state.stats.blocks += len(event.hashes)
         tokens = len(event.token_ids)
         first = self._sessions.add(state.name, session, single=len(event.hashes) == 1)
@@ -278,6 +306,7 @@ class Ingestor:
             endpoint=state.endpoint,
             session=session,
             tokens=tokens,
+            loaded=loaded * event.block_size,
             cached=before if first else None,
             phase="decode" if decode else "prefill",
             depth=None if before is None else before + tokens,
@@ -285,8 +314,6 @@ class Ingestor:
 
     def _place_texts(self, state: PublisherState, event: Stored, texts: list[bytes], *, decode: bool) -> bool:
         """Add blocks of text; return False if the parent is unknown."""
-        if event.medium != GPU:
-            return self._place_on_tier(state, event, texts)
         parent = state.decode_blocks.uncredited(event.parent)
         if parent is not None and not decode and (event.session is None or event.session != parent.session):
             # A prompt hit the chain. The request that generated it would prove nothing by computing it again.
@@ -315,17 +342,7 @@ class Ingestor:
             event.hashes[: len(texts)],
             texts,
             block_size=event.block_size,
-            medium=event.medium,
         )
-
-    def _place_on_tier(self, state: PublisherState, event: Stored, texts: list[bytes]) -> bool:
-        """Add blocks of an offload tier that names their tokens: mostly blocks known from the GPU."""
-        pending = any(state.decode_blocks.uncredited(block) for block in event.hashes)
-        known = all(self._index.depth(block, state.number) is not None for block in event.hashes)
-        if not (pending or known or len(event.hashes) == 1):
-            return self._place_credited(state, event, texts)
-        self._hold(state, event)
-        return True
 
     def _needs_check(self, state: PublisherState, event: Stored, texts: list[bytes]) -> bool:
         """Return False if the parent is unknown or opaque (the index tells which), or the block is known."""

@@ -20,11 +20,13 @@ class Observation(msgspec.Struct, frozen=True):
     phase: Literal["prefill", "decode"]
     depth: int | None
     """Tokens from the root to the end of the last block."""
+    loaded: int = 0
+    """Of ``tokens``: those that a slower tier held, from which the engine has loaded them."""
 
     @property
     def prefilled(self) -> int:
         """Prompt tokens that were computed."""
-        return self.tokens if self.phase == "prefill" else 0
+        return self.tokens - self.loaded if self.phase == "prefill" else 0
 
 
 class RecentSessions:

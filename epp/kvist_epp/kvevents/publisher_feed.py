@@ -33,6 +33,8 @@ class FollowedPublisher:
     """ZMQ address of the ROUTER socket; None: lost messages cannot be requested again."""
     topics: tuple[str, ...] = ()
     """Names that the endpoint may use in its topic, in bind mode: "ip:port", "name", "namespace/name"."""
+    storage: str = ""
+    """Name of the storage of KV blocks that its engine shares with others."""
 
 
 class Position(NamedTuple):

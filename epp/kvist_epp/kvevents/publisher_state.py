@@ -6,6 +6,10 @@ from itertools import count
 
 from kvist_epp.engines.vllm.kv_events import Stored
 from kvist_epp.kvevents.decode_blocks import DecodeBlockTable
+from kvist_epp.kvevents.tier_state import Leases, WaitingBlocks
+
+LEASE_SECONDS = 3600.0
+"""Default of ``--storage-lease``: files that nothing renews may be removed by then."""
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class PublisherStats:
     revoked: int = 0
     """Blocks from decode whose credit was revoked because of the text that followed."""
     held_unknown: int = 0
-    """Blocks of offload tiers that events named by a hash that is not in the index."""
+    """Blocks of slower tiers whose hash no event has explained in time."""
     warm: bool = False
     """True after the first replay has ended or failed."""
     suspect: bool = False
@@ -165,10 +169,24 @@ class Quarantine:
 class PublisherState:
     """State of one publisher (a data-parallel rank of an endpoint) apart from the index."""
 
-    __slots__ = ("decode_blocks", "endpoint", "group", "name", "number", "quarantine", "stats")
+    __slots__ = (
+        "decode_blocks",
+        "endpoint",
+        "group",
+        "leases",
+        "name",
+        "number",
+        "quarantine",
+        "shared_media",
+        "stats",
+        "storage_name",
+        "tiered",
+        "waiting",
+    )
 
-    def __init__(self, name: str, number: int) -> None:
-        """``name`` is "namespace/name/rank", ``number`` the publisher's number in the index."""
+    def __init__(self, name: str, number: int, lease_seconds: float = LEASE_SECONDS) -> None:
+        """``name`` is "namespace/name/rank", ``number`` the publisher's number in the index,
+        ``lease_seconds`` how long blocks are believed that no event removes."""
         self.name = name
         self.number = number
         self.endpoint = name.rpartition("/")[0]
@@ -176,9 +194,23 @@ class PublisherState:
         """The one KV cache group that is indexed; None until it is known."""
         self.decode_blocks = DecodeBlockTable()
         self.quarantine = Quarantine()
+        self.tiered = False
+        """An event of a slower tier was seen."""
+        self.storage_name: str | None = None
+        """Name of the storage that its engine shares with others; None: it shares none."""
+        self.shared_media: frozenset[str] = frozenset()
+        """Media of its events that are this storage."""
+        self.waiting = WaitingBlocks()
+        self.leases = Leases(lease_seconds)
         self.stats = PublisherStats()
 
     def clear(self) -> None:
         """Forget every block."""
+        self.clear_gpu()
+        self.waiting.clear()
+        self.leases.clear()
+
+    def clear_gpu(self) -> None:
+        """Forget what the engine computed and had not moved to a slower tier."""
         self.decode_blocks.clear()
         self.quarantine.clear()

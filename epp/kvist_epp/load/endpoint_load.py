@@ -7,10 +7,11 @@ ahead saw no queue on any endpoint (``docs/decisions/0014``).
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
+from types import MappingProxyType
 from typing import Final
 
 from kvist_epp.load.end_reports import LOOK_SECONDS, EndReports, StayEstimate
@@ -20,6 +21,7 @@ from kvist_epp.load.tpot_admission import LIGHT_TOKENS, TpotAdmission
 
 DEFAULT_RATE: Final = 15_928.0
 """Prefill tokens/s until an endpoint's own is learned: Qwen3-32B on one H100 (``kvist sim``'s default)."""
+NO_RATES: Final[Mapping[str, float]] = MappingProxyType({})
 STEP_TOKENS: Final = 8_192
 """The most that engines usually compute in a step (vLLM's ``--max-num-batched-tokens`` on large GPUs)."""
 QUIET_SECONDS: Final = 1.0
@@ -50,6 +52,10 @@ class EndpointLoad:
     """Sequences it ran when its KV cache was full and requests waited in it; None: that was not so."""
     decode_seconds: float | None = None
     """Mean time from first to last token of a request; None: not learned."""
+    tier_rates: Mapping[str, float] = field(default_factory=lambda: NO_RATES)
+    """Tokens/s that the engine loads from slower media, by medium, as far as measured."""
+    skipped_media: frozenset[str] = frozenset()
+    """Media from which it must not load, since computing is quicker."""
     at: float = 0.0
     attempts: dict[Attempt, None] = field(default_factory=dict)
     """Under way, of all replicas, in the order they became known."""
@@ -134,12 +140,12 @@ class EndpointLoad:
         Returns the backlog in tokens.
         """
         queue = self.prefill_queue
-        if not queue:
+        if not queue or now <= self.at:
             if now > self.at:
                 self.at = now
             return self.backlog_tokens
         budget = (now - self.drains_from) * self.rate
-        self.at = max(self.at, now)
+        self.at = now
         if budget <= 0:
             return self.backlog_tokens
         while queue and budget > 0:
@@ -151,7 +157,10 @@ class EndpointLoad:
 
     def set_backlog(self, attempt: Attempt, tokens: float) -> None:
         """Set an attempt's backlog. One that has a backlog again is the engine's oldest, so it goes first."""
-        tokens = min(max(tokens, 0.0), attempt.uncached)
+        if tokens > attempt.uncached:
+            tokens = attempt.uncached
+        elif tokens < 0.0:
+            tokens = 0.0
         self.changed.add(self)
         self.backlog_tokens += tokens - attempt.backlog
         if tokens <= 0:

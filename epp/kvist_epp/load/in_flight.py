@@ -14,7 +14,7 @@ log, the response, a scrape, expiry, or an endpoint that leaves.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -99,6 +99,9 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """Its prompts in the routing history: they count as cached where it went until events show the blocks."""
     indexed_tokens: int = 0
     """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
+    indexed_lower: Mapping[str, int] | None = None
+    """Of ``indexed_tokens``: those on slower tiers, by medium, at the same moment; None: none are. What was
+    on storage at the pick and has moved to host memory on its way to the GPU counts as on storage."""
     index_compared: bool = False
     """``indexed_tokens`` is of the moment when the engine took the request up."""
     predicted_tokens: int = 0
@@ -111,6 +114,12 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """The metrics have the tokens that its engine did not compute."""
     truth_known: bool = False
     """The engine has reported how much was cached, or cannot (several prompts under one session)."""
+    cached_tokens: int | None = None
+    """What the engine had cached of it, by its own report; None: not reported."""
+    first_token_seconds: float | None = None
+    """Time to the first token, where the response is observed."""
+    loaded_tokens: int = 0
+    """Tokens that the engine has loaded from slower tiers, as far as its events tell."""
     content: Hashable = None
     """Equal for equal prompts, where several replicas route; None: unknown, or hardly anything is
     uncached."""
@@ -126,6 +135,12 @@ class InFlightRequest(msgspec.Struct, eq=False):
     def endpoint(self) -> str:
         """Key of the endpoint that serves it. Raises IndexError before the request is sent."""
         return self.attempts[-1].load.key
+
+    @property
+    def indexed_on_gpu(self) -> int:
+        """Tokens of ``indexed_tokens`` that are on the GPU."""
+        lower = self.indexed_lower
+        return self.indexed_tokens if lower is None else max(0, self.indexed_tokens - sum(lower.values()))
 
     def matches(self, request_id: str, endpoint: str) -> bool:
         """True if it can be the request with this id on this endpoint; an empty argument matches all."""

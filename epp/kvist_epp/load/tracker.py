@@ -71,7 +71,9 @@ class LoadTracker:
         self._on_capacity = on_capacity
         self.on_doubt = on_doubt
         self.end_reports = EndReports()
-        self._listeners = list(listeners)
+        self._listeners: list[RequestListener] = []
+        self._on_routed: list[Callable[[Attempt], None]] = []
+        self._on_ended: list[Callable[[Attempt], None]] = []
         self._loads: dict[str, EndpointLoad] = {}
         self.changed: set[EndpointLoad] = set()
         """Loads with figures that have changed since the last pick, which empties it."""
@@ -80,14 +82,19 @@ class LoadTracker:
         self._evicted: list[InFlightRequest] = []
         self._overdue: list[InFlightRequest] = []
         self._attempts = 0
+        for listener in listeners:
+            self.add_listener(listener)
 
     def __len__(self) -> int:
         """Requests under way, of all replicas."""
         return sum(len(load.attempts) for load in self._loads.values())
 
     def add_listener(self, listener: RequestListener) -> None:
-        """Notify it of requests, too."""
+        """Notify it of requests, too; of routed and of ended ones only if it does something then."""
         self._listeners.append(listener)
+        kind = type(listener)
+        self._on_routed += [listener.on_routed] * (kind.on_routed is not RequestListener.on_routed)
+        self._on_ended += [listener.on_ended] * (kind.on_ended is not RequestListener.on_ended)
 
     def own(self) -> list[Attempt]:
         """Return the attempts that this replica routed, those without reported progress for longest first."""
@@ -135,8 +142,8 @@ class LoadTracker:
         request.state = RequestState.SENT
         self.table.add(request)
         self._by_age[request] = None
-        for listener in self._listeners:
-            listener.on_routed(attempt)
+        for on_routed in self._on_routed:
+            on_routed(attempt)
         if len(self._by_age) > self._max_requests:
             oldest = next(iter(self._by_age))
             self.end(oldest, now)
@@ -167,10 +174,8 @@ class LoadTracker:
         self._on_capacity()
 
     def expire(self, now: float) -> list[InFlightRequest]:
-        """End the requests without reported progress for ``expire_seconds``.
-
-        Returns them, and those that were displaced by newer ones since the last call.
-        """
+        """End and return the requests without reported progress for ``expire_seconds``, and return those that
+        newer ones have displaced since the last call."""
         expired, self._evicted = self._evicted, []
         while self._by_age:
             request = next(iter(self._by_age))
@@ -257,7 +262,7 @@ class LoadTracker:
         """Pass on how many tokens of a request its engine had cached; only the first report counts."""
         if request.truth_known:
             return
-        request.truth_known = True
+        request.truth_known, request.cached_tokens = True, cached
         for listener in self._listeners:
             listener.on_cache_truth(request, cached, now)
 
@@ -338,8 +343,7 @@ class LoadTracker:
         load = self._loads.pop(endpoint, None)
         if self._rates.remove(endpoint):
             self._set_rates(self._loads.values())
-        ended = [attempt.request for attempt in load.attempts] if load else []
-        for request in ended:
+        for request in (ended := [attempt.request for attempt in load.attempts] if load else []):
             self._end(request)
             self._on_capacity()
         return [request for request in ended if not request.origin]
@@ -348,9 +352,8 @@ class LoadTracker:
 
     def backlog(self, endpoint: str, now: float | None = None) -> int:
         """Return the tokens an endpoint still has to prefill; as of the last change without ``now``."""
-        if (load := self._loads.get(endpoint)) is None:
-            return 0
-        return round(load.backlog_tokens if now is None else load.drain(now))
+        load = self._loads.get(endpoint)
+        return round(0 if load is None else load.backlog_tokens if now is None else load.drain(now))
 
     def running(self, endpoint: str) -> int:
         """Return the requests on an endpoint, untracked ones included."""
@@ -367,10 +370,8 @@ class LoadTracker:
         load = self.load(endpoint)
         load.drain(now)
         self._attempts += 1
-        backlog = float(max(uncached, 0))
-        attempt = Attempt(
-            request, load, backlog, now, now, backlog, self._attempts, leg=leg, hostport=hostport
-        )
+        backlog = float(uncached) if uncached > 0 else 0.0
+        attempt = Attempt(request, load, backlog, now, now, backlog, self._attempts, False, leg, hostport)
         load.add(attempt)
         load.stay.on_sent(now)
         return attempt
@@ -387,8 +388,8 @@ class LoadTracker:
         self.table.remove(request)
         if request in self._by_age:
             del self._by_age[request]
-            for listener in self._listeners:
-                listener.on_ended(attempt)
+            for on_ended in self._on_ended:
+                on_ended(attempt)
 
     def _learn_rate(self, load: EndpointLoad, rate: float) -> None:
         self._set_rates(self._loads.values() if self._rates.learn(load.key, rate) else (load,))

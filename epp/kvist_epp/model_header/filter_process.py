@@ -16,6 +16,7 @@ from kvist_epp.app.process import (
     open_grpc_ports,
     run_process,
 )
+from kvist_epp.extproc.protocol_errors import ProtocolErrors
 from kvist_epp.extproc.service import model_header_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
@@ -63,10 +64,7 @@ async def open_filter(settings: Settings, shutdown: Shutdown) -> AsyncIterator[F
         )
         labeller = Labeller(parse_base_models(settings.base_models), metrics, logs.requests)
         health = Health()
-
-        def on_error(kind: str, count: int) -> None:
-            metrics.protocol_errors[kind] += count
-
+        on_error = ProtocolErrors(metrics.protocol_errors)
         methods = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
         grpc, grpc_health = await open_grpc_ports(
             settings, methods, health, certificates, stack=stack, port_stats=metrics.ports

@@ -73,7 +73,7 @@ class CacheValue:
     def record(self, key: str, found: Found, member: Member | None, now: float) -> None:
         """Record that a request with the matches ``found`` goes to this endpoint."""
         holding = found.hits.get(key)
-        if holding is None or member is None:
+        if holding is None or member is None or (member.precise and not holding.indexed):
             return
         slot = self._window.current(now)
         if not member.precise:

@@ -28,7 +28,8 @@ class DivergenceHistogram:
         counts.requests += 1
         counts.tokens += tokens
         counts.matched += matched
-        counts.diverged[min(max(matched.bit_length() - 4, 0), len(BOUNDS))] += 1
+        above = matched.bit_length() - 4
+        counts.diverged[min(above, len(BOUNDS)) if above > 0 else 0] += 1
 
     def document(self, now: float) -> dict[str, Any]:
         """Return the totals and the histogram for ``GET /fleet``.

@@ -60,11 +60,14 @@ class RecentUses:
 
     def record(self, place: Hashable, now: float) -> None:
         """Count a use."""
-        count = self._places.pop(place, None)
+        places = self._places
+        count = places.pop(place, None)
         if count is None:
-            count = _Count(0.0, now, 0, now)
+            count = _Count(0.0, now, 1, now)
         elif now - count.since >= BURST_SECONDS:
-            count = _Count(self._decayed(count, now), now, 0, now)
-        self._places[place] = _Count(count.settled, count.at, count.burst + 1, count.since)
-        if len(self._places) > PLACES:
-            self._places.popitem(last=False)
+            count = _Count(self._decayed(count, now), now, 1, now)
+        else:
+            count = _Count(count.settled, count.at, count.burst + 1, count.since)
+        places[place] = count
+        if len(places) > PLACES:
+            places.popitem(last=False)

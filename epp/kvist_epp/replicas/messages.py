@@ -183,10 +183,7 @@ def decode_update(data: bytes) -> LoadUpdate:
                 session=entry.session or None,
                 request_id=entry.request_id or None,
                 upstream=entry.upstream or None,
-                destination=None,
                 status=entry.status,
-                ttfb_seconds=None,
-                duration_seconds=None,
             )
             for entry in message.log_entries
         ],

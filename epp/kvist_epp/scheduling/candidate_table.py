@@ -8,10 +8,11 @@ the prompt, are looked at one by one. Under a TPOT target each endpoint has a sc
 ``pick.choose`` does the work.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 from math import inf
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,9 +29,8 @@ from kvist_epp.scheduling.cost import (
     PoolCost,
     price_of_work,
     share_of_copy,
-    terms_in,
+    terms_of_one,
     uncached_tokens,
-    work_seconds,
 )
 from kvist_epp.scheduling.load_columns import FEW, LoadColumns
 from kvist_epp.scheduling.pick import (
@@ -44,9 +44,11 @@ from kvist_epp.scheduling.pick import (
     why_none,
 )
 from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, RankingRecord, RecordedPool
+from kvist_epp.scheduling.tier_price import price_tiers
 
 Vector = NDArray[np.float64]
 
+_NO_LOADING: Final[Mapping[int, float]] = MappingProxyType({})
 _LOOP: Final = 8
 """Holders of a prompt up to which a loop is faster than operations on arrays."""
 _SUBSETS: Final = 64
@@ -140,10 +142,13 @@ def _picked(
     policy: Policy,
 ) -> PickedEndpoints:
     place, tokens, able = columns.place, demand.tokens, columns.candidates
-    holders = {place[key]: hit for key, hit in demand.hits.items() if key in place}
+    holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
+    loading = _price_tiers(columns, holders, policy)
     pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)
     wait = columns.wait_at(now)
     costs = _costs(columns, wait, tokens, holders, pool, part, policy)
+    for at, seconds in loading.items():
+        costs[at] += seconds
     full = columns.full_now(wait, max_backlog)
     order = _best_of_many if columns.many else _best_of_few
     best = order(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
@@ -152,9 +157,10 @@ def _picked(
     load, hit = able[first].load, holders.get(first, NO_MATCH)
     load.drain(now)
     uncached = uncached_tokens(tokens, hit)
-    row = EndpointCost(load, hit, uncached, _work(load, uncached, hit, policy), load.running)
+    row = EndpointCost(load, hit, uncached, uncached / load.rate, load.running)
+    row.loading = loading.get(first, 0.0)
     row.own = pool.least_uncached + part * (uncached - pool.least_uncached)
-    terms = tuple([term[0] for term in terms_in(pool, (row,), policy)])
+    terms = terms_of_one(pool, row, float(columns.slot[first]), policy)
     return PickedEndpoints(
         scored(able[first].endpoint, row, terms, full=is_full or _all_full(columns, full)),
         tuple([able[at].endpoint.hostport for at in best]),
@@ -186,13 +192,12 @@ def _record(
         kept = list(dict.fromkeys([*best, *_cheap(costs, columns.parts), *(holders if few else ())]))
         places = np.array(kept)
         held = holders if few else {at: holders[at] for at in kept if at in holders}
-    return ColumnRecord(
+    return ColumnRecord.of(
         recorded,
         places,
         columns.figures(places),
-        tuple(best),
-        tuple(held),
-        tuple(held.values()),
+        best,
+        held,
         tokens,
         pool,
         part,
@@ -227,8 +232,19 @@ def _all_full(columns: LoadColumns, full: Any) -> bool:
     return all(here or other for here, other in zip(full, columns.full, strict=True))
 
 
-def _work(load: EndpointLoad, uncached: int, hit: CachedPrefix, policy: Policy) -> float:
-    return work_seconds(uncached, load.rate, hit.lower, policy) if hit.lower else uncached / load.rate
+def _price_tiers(
+    columns: LoadColumns, holders: dict[int, CachedPrefix], policy: Policy
+) -> Mapping[int, float]:
+    """Replace what slower tiers hold by its price; return the seconds of loading by place."""
+    lower = [place for place, hit in holders.items() if hit.lower]
+    if not lower:
+        return _NO_LOADING
+    loading: dict[int, float] = {}
+    for place in lower:
+        load, hit = columns.candidates[place].load, holders[place]
+        holders[place] = priced = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates)
+        loading[place] = priced.loading
+    return loading
 
 
 def _pool_cost(
@@ -242,13 +258,11 @@ def _pool_cost(
     if uses and most:
         copied = policy.copy_share * most
         part = share_of_copy(uses, len([1 for cached in held if cached >= copied]), policy)
-    pool = PoolCost(
-        price_of_work(columns.total_running / count, columns.total_kv_full / count, policy),
-        columns.total_rate / count,
-        max(tokens - most, 1 if tokens else 0),
-        policy.copy_seconds / max(tokens, 1),
-    )
-    return pool, part
+    price = price_of_work(columns.total_running / count, columns.total_kv_full / count, policy)
+    if not tokens:
+        return PoolCost(price, columns.total_rate / count, 0, policy.copy_seconds), part
+    least = tokens - most if most < tokens else 1
+    return PoolCost(price, columns.total_rate / count, least, policy.copy_seconds / tokens), part
 
 
 def _costs(
@@ -284,16 +298,13 @@ def _costs(
         saved = np.minimum([hit.tokens for hit in holders.values()], last)
         costs[at] -= saved * (by_rate * seconds[at] + anyway)
     else:
+        before, second, saving = None, 0.0, 0.0
         for place, hit in holders.items():
-            cached = hit.tokens
-            saved = cached if cached < last else last  # noqa: FURB136  (min takes twice as long)
-            costs[place] -= saved * (by_rate * seconds[place] + anyway)
-    for place, hit in holders.items():
-        if hit.lower:  # loading takes less than prefill
-            uncached, load = uncached_tokens(tokens, hit), columns.candidates[place].load
-            own = pool.least_uncached + part * (uncached - pool.least_uncached)
-            loading = _work(load, uncached, hit, policy)
-            costs[place] += price * own / uncached * (loading - uncached * seconds[place])
+            if hit is not before or seconds[place] != second:  # most hold the same, at the same rate
+                before, second, cached = hit, seconds[place], hit.tokens
+                saved = cached if cached < last else last  # noqa: FURB136  (min takes twice as long)
+                saving = saved * (by_rate * second + anyway)
+            costs[place] -= saving
     return costs
 
 

@@ -1,8 +1,8 @@
 """The cost of sending a request to each endpoint, in seconds, for comparing endpoints. Pure.
 
 The cost is the sum of the ``TERMS`` below, each of which is one function and one number in ``/debug/pick``.
-``docs/policy.md`` has the formula in force and what each constant does to goodput. ``wait + slot`` and the
-unweighted work are also the predicted time to the first token.
+``docs/policy.md`` has the formula in force and what each constant does to goodput. ``wait + slot + load`` and
+the unweighted work are also the predicted time to the first token.
 """
 
 import math
@@ -63,8 +63,9 @@ class Policy:
     load_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"CPU": 80_000.0, "STORAGE": 12_000.0}), hash=False
     )
-    """Tokens/s loaded from a slower tier, by medium: 256 KiB a token (Qwen3-32B) over PCIe at 20 GB/s and
-    from a disk at 3 GB/s. A medium that is not named is taken for the slowest that is."""
+    """Tokens/s loaded from a slower tier, by medium, until the endpoint's own are measured: 256 KiB a token
+    (Qwen3-32B) over PCIe at 20 GB/s and from a disk at 3 GB/s. A medium that is not named is taken for the
+    slowest that is."""
 
 
 DEFAULT: Final = Policy()
@@ -97,7 +98,7 @@ class CachedPrefix(Protocol):
 
     @property
     def lower(self) -> Mapping[str, int]:
-        """Further tokens that a slower medium holds."""
+        """Part of ``tokens`` that only a slower medium holds, by medium."""
 
 
 NOTHING_LOWER: Final[Mapping[str, int]] = MappingProxyType({})
@@ -123,7 +124,7 @@ class EndpointCost(msgspec.Struct, gc=False):
     uncached: int
     """Tokens to prefill there."""
     work: float
-    """Seconds of prefill and of loading from slower tiers, undisturbed."""
+    """Seconds of prefill, undisturbed."""
     running: int
     prefill_share: float = 1.0
     """Part of its time that prefill may take (TPOT target)."""
@@ -131,6 +132,8 @@ class EndpointCost(msgspec.Struct, gc=False):
     """It may not take up this prompt now (TPOT target)."""
     own: float = 0.0
     """Uncached tokens that this request answers for: others will use the rest of a copy."""
+    loading: float = 0.0
+    """Seconds of loading from slower tiers."""
     tightness: float = 1.0
     """Factor by which prefill takes longer than on the mean endpoint; at least 1."""
 
@@ -163,20 +166,6 @@ def slot_seconds(running: int, slots: int | None, decode_seconds: float) -> floa
     if slots is None or running < slots:
         return 0.0
     return (running - slots + 1) * decode_seconds / slots
-
-
-def work_seconds(
-    uncached: int, rate: float, lower: Mapping[str, int] = NOTHING_LOWER, policy: Policy = DEFAULT
-) -> float:
-    """Return the seconds of prefill, and of loading what a slower tier holds where that is quicker."""
-    left, loading = uncached, 0.0
-    for medium, held in lower.items():
-        tokens = min(held, left)
-        load_rate = policy.load_rates.get(medium) or min(policy.load_rates.values())
-        if load_rate > rate:
-            left -= tokens
-            loading += tokens / load_rate
-    return left / rate + loading
 
 
 def price_of_work(running: float, kv_full: float = 0.0, policy: Policy = DEFAULT) -> float:
@@ -240,6 +229,12 @@ def work_term(rows: Sequence[EndpointCost], pool: PoolCost, _policy: Policy) -> 
     ]
 
 
+def load_term(rows: Sequence[EndpointCost], _pool: PoolCost, _policy: Policy) -> list[float]:
+    """Return the time to load what a slower tier holds (host memory, a disk, shared storage). Sequences that
+    run do not wait for a load, so it has no price."""
+    return [row.loading for row in rows]
+
+
 def decode_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
     """Return a little per running sequence: each slows every decode step."""
     seconds = policy.running_seconds
@@ -266,6 +261,7 @@ TERMS: Final[Mapping[str, Term]] = MappingProxyType(
         "slot": slot_term,
         "deferral": deferral_term,
         "work": work_term,
+        "load": load_term,
         "decode": decode_term,
         "eviction": eviction_term,
         "copy": copy_term,
@@ -273,7 +269,7 @@ TERMS: Final[Mapping[str, Term]] = MappingProxyType(
 )
 """In the order in which they are added."""
 _TERMS: Final = tuple(TERMS.values())
-TTFT_TERMS: Final = ("wait", "slot")
+TTFT_TERMS: Final = ("wait", "slot", "load")
 """Terms that, with the undisturbed work, predict the time to the first token."""
 
 
@@ -291,6 +287,27 @@ def terms(
 def terms_in(pool: PoolCost, rows: Sequence[EndpointCost], policy: Policy = DEFAULT) -> list[list[float]]:
     """Return the same for some endpoints of a pool, whose ``own`` and ``tightness`` are set."""
     return [term(rows, pool, policy) for term in _TERMS]
+
+
+def terms_of_one(
+    pool: PoolCost, row: EndpointCost, slot: float, policy: Policy = DEFAULT
+) -> tuple[float, float, float, float, float, float, float, float]:
+    """Return what ``terms_in`` returns of one endpoint without a TPOT target, at a third of its time.
+
+    ``slot``: its ``slot_seconds``. The picked endpoint of each request is shown with its terms.
+    """
+    load, own = row.load, row.own
+    work = row.work if row.uncached == pool.least_uncached else row.work * own / row.uncached
+    return (
+        load.backlog_tokens / load.rate,
+        slot,
+        0.0,
+        pool.price * work,
+        row.loading,
+        policy.running_seconds * row.running,
+        policy.evicted * own / pool.mean_rate,
+        pool.copy_seconds * (row.uncached - pool.least_uncached),
+    )
 
 
 def _pool_cost(rows: Sequence[EndpointCost], tokens: int, uses: float, policy: Policy) -> PoolCost:

@@ -1,13 +1,16 @@
 """Figures of the loads of a pool, column by column, for picks among many endpoints. Pure."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final
 
 import numpy as np
 
 from kvist_epp.scheduling.cost import slot_seconds
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.scheduling.pick_record import NO_FIGURES, RECORDED_COLUMNS, Figures, RecordedPool
+from kvist_epp.scheduling.pick_record import FIGURES, RECORDED_COLUMNS, RecordedPool
+
+_pack_figures: Final = FIGURES.pack_into
 
 FEW: Final = 48
 """Endpoints up to which a loop is faster than operations on arrays."""
@@ -27,12 +30,12 @@ class LoadColumns:
         "kv_full",
         "many",
         "none",
+        "packed",
         "parts",
         "place",
         "pool",
         "rate",
         "recorded",
-        "rows",
         "running",
         "seconds",
         "slot",
@@ -73,9 +76,9 @@ class LoadColumns:
         self.parts: Any = np.arange(0, count, max(1, count // 32)) if self.many else None
         """Starts of some 32 equal parts of the columns; for arrays only."""
         self.recorded: Any = columns[:RECORDED_COLUMNS]
-        """The columns that records of picks take their figures from, in the order of ``Figures``."""
-        self.rows: list[Figures] | None = [NO_FIGURES] * count if pool and not self.many else None
-        """The same of few endpoints, as tuples that records share until the load changes."""
+        """The columns that records of picks take their figures from, in the order of ``FIGURES``."""
+        self.packed = bytearray(FIGURES.size * count) if pool and not self.many else None
+        """The same of few endpoints: ``FIGURES`` of each, which records copy as a whole."""
         self.total_running = self.total_kv_full = self.total_rate = self.full_batches = 0.0
         self.waiting_until = 0.0
         """No endpoint has a backlog from this time on, unless one gets another."""
@@ -87,30 +90,32 @@ class LoadColumns:
         load = self.candidates[at].load
         rate, running, kv_full = load.rate, load.running, load.kv_full_at is not None
         self.wait[at] = wait = load.backlog_tokens / rate
-        self.waits_until[at] = until = load.drains_from + wait
+        self.waits_until[at] = until = load.drains_from + wait if wait else inf
         if wait > 0.0 and until > self.waiting_until:
             self.waiting_until = until
         self.total_running += running - self.running[at]
         self.running[at] = running
-        self.slot[at] = slot = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
-        batch_full = load.counted_requests >= load.slot_limit
+        slot, batch_full = 0.0, False
+        if load.slots is not None:
+            slot = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
+            batch_full = load.counted_requests >= load.slot_limit
+        self.slot[at] = slot
         self.full_batches += batch_full - self.batch_full[at]
         self.batch_full[at] = batch_full
-        self.full[at] = batch_full or load.kv_cache_full
+        self.full[at] = batch_full or (kv_full and load.kv_cache_full)
         self.total_kv_full += kv_full - self.kv_full[at]
         self.kv_full[at] = kv_full
         if rate != self.rate[at]:
             self.total_rate += rate - self.rate[at]
             self.rate[at] = rate
             self.seconds[at] = 1.0 / rate
-        if self.rows is not None:
-            row = wait, until, running, rate, slot, batch_full
-            if row != self.rows[at]:  # decoding changes a load, but none of these
-                self.rows[at] = row
+        if self.packed is not None:
+            _pack_figures(self.packed, at * FIGURES.size, wait, until, running, rate, slot, batch_full)
 
     def figures(self, places: Any) -> Any:
-        """Return the ``Figures`` of the endpoints at these places for a record, those of all for None."""
-        return tuple(self.rows or ()) if places is None else self.recorded.take(places, axis=1)
+        """Return the ``FIGURES`` of the endpoints at these places for a record: packed those of all for None,
+        else an array."""
+        return bytes(self.packed or b"") if places is None else self.recorded.take(places, axis=1)
 
     def wait_at(self, now: float) -> Any:
         """Return the seconds until the backlogs are computed, drained to ``now`` as ``EndpointLoad.drain``

@@ -30,11 +30,11 @@ from kvist_epp.scheduling.cost import (
     EndpointCost,
     Policy,
     terms,
-    work_seconds,
 )
+from kvist_epp.scheduling.tier_price import PricedPrefix, TierLoad, price_tiers
 
 MAX_ENDPOINTS: Final = 3
-_WAIT, _SLOT = map(list(TERMS).index, TTFT_TERMS)
+_WAIT, _SLOT, _LOAD = map(list(TERMS).index, TTFT_TERMS)
 NOT_IN_SUBSET: Final = "not in the gateway's subset, or does not serve the model"
 ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"})
 """Roles of pods that only help others (llm-d's role labels)."""
@@ -93,6 +93,8 @@ class ScoredEndpoint(msgspec.Struct):
     """It may not take up this prompt now: its sequences, or its KV cache, would suffer (TPOT target)."""
     refusal: str = ""
     """Why it cannot be picked; empty when it can."""
+    loads: tuple[TierLoad, ...] = ()
+    """What slower tiers there hold of the prompt, the quickest tier first."""
 
     @property
     def cost_seconds(self) -> float:
@@ -229,13 +231,15 @@ def cost_rows(
     for candidate in candidates:
         load = candidate.load
         load.drain(now)
-        hit = hits.get(candidate.endpoint.key, NO_MATCH)
+        hit, loading = hits.get(candidate.endpoint.key, NO_MATCH), 0.0
+        if hit.lower:
+            hit = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates)
+            loading = hit.loading
         uncached = tokens - hit.tokens
         if uncached < least:
             uncached = least
-        lower = hit.lower
-        work = work_seconds(uncached, load.rate, lower, policy) if lower else uncached / load.rate
-        row = EndpointCost(load, hit, uncached, work, len(load.attempts) + load.untracked_requests)
+        running = len(load.attempts) + load.untracked_requests
+        row = EndpointCost(load, hit, uncached, uncached / load.rate, running, loading=loading)
         if (tpot := load.tpot) is not None:
             row.prefill_share = tpot.prefill_share
             row.deferred = not tpot.admits(load, uncached, now)
@@ -255,10 +259,11 @@ def scored(
         row.uncached,
         round(row.load.backlog_tokens),
         row.running,
-        seconds[_WAIT] + seconds[_SLOT] + row.work,
+        seconds[_WAIT] + seconds[_SLOT] + seconds[_LOAD] + row.work,
         seconds,
         full,
         row.deferred,
+        loads=hit.loads if isinstance(hit, PricedPrefix) else (),
     )
 
 

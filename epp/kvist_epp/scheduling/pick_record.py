@@ -2,15 +2,17 @@
 
 A pick over columns (``candidate_table``) computes the terms of the best endpoint only. Its record keeps what
 it read instead, and computes the terms of all endpoints when it is asked: those that ``pick.explain`` would
-have shown at that moment. Of few endpoints (``load_columns.FEW``) the figures of all loads are kept, as
-tuples that picks share until a load changes. Of many, those of the ``KEPT`` least costs, of the endpoints in
-the answer, and of the endpoints that hold something of the prompt, unless these are more than ``KEPT``.
+have shown at that moment. Of few endpoints (``load_columns.FEW``) the figures of all loads are kept. Of many,
+those of the ``KEPT`` least costs, of the endpoints in the answer, and of the endpoints that hold something of
+the prompt, unless these are more than ``KEPT``. A record is a few objects of plain numbers: thousands of
+records of forty small objects each would fill the processor's caches.
 
 Under a TPOT target the pick has computed all terms, and the record keeps them.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,20 +29,19 @@ from kvist_epp.scheduling.cost import (
     PoolCost,
     terms_in,
     uncached_tokens,
-    work_seconds,
 )
 from kvist_epp.scheduling.pick import Candidate, Demand, Ranking, ScoredEndpoint, obstacle, scored
+from kvist_epp.scheduling.tier_price import PricedPrefix
 
 KEPT: Final = 16
 """Endpoints with the least costs that the record of a pick among many keeps."""
 MAX_OTHERS: Final = 32
 """Endpoints that could not be picked and are kept with the reason; the others are counted."""
 RECORDED_COLUMNS: Final = 6
-Figures = tuple[float, float, float, float, float, float]
+FIGURES: Final = Struct("6d")
 """Of one load: seconds of backlog, time at which it is computed without events, running requests, prefill
 tokens/s, seconds until a sequence slot is free, and whether the batch is full (0 or 1)."""
-NO_FIGURES: Final[Figures] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-_WAIT, _SLOT = map(list(TERMS).index, TTFT_TERMS)
+_WAIT, _SLOT, _LOAD = map(list(TERMS).index, TTFT_TERMS)
 
 
 class RecordedPool(NamedTuple):
@@ -76,50 +77,69 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
     places: Any
     """Array of the places in ``pool.endpoints`` that are kept; None: all."""
     figures: Any
-    """``Figures`` of each kept place: a tuple of tuples, or an array with a row for each figure."""
-    best: tuple[int, ...]
-    """Places of the endpoints of the answer, best first."""
-    held: tuple[int, ...]
+    """``FIGURES`` of all places as bytes, or an array with a row for each figure and a column for each kept
+    place."""
+    numbers: "array[float]"
+    """``_NUMBERS`` of them, and the places of the endpoints of the answer, best first."""
+    held: "array[int]"
     """Places that hold something of the prompt."""
     hits: tuple[CachedPrefix, ...]
-    """What each of them holds."""
-    tokens: int
-    """Of the prompt."""
-    cost: PoolCost
-    part: float
-    """Part of a copy's work that the request answers for."""
+    """What each of them holds; most hold the same."""
     policy: Policy
-    now: float
-    max_backlog: float
+
+    @classmethod
+    def of(
+        cls,
+        pool: RecordedPool,
+        places: Any,
+        figures: Any,
+        best: Sequence[int],
+        held: Mapping[int, CachedPrefix],
+        tokens: int,
+        cost: PoolCost,
+        part: float,
+        policy: Policy,
+        now: float,
+        max_backlog: float,
+    ) -> "ColumnRecord":
+        """Return the record of a pick.
+
+        ``best``: places of the endpoints of the answer, best first; ``held``: what places hold of the
+        prompt; ``tokens``: of the prompt; ``part``: of a copy's work that the request answers for.
+        """
+        numbers = array("d", (*cost, tokens, part, now, max_backlog, *best))
+        return cls(pool, places, figures, numbers, array("I", held), tuple(held.values()), policy)
 
     def rows(self) -> list[ScoredEndpoint]:
         """Compute the terms of each kept endpoint; the endpoints of the answer come first, then the others by
         their cost, full ones last."""
-        policy, least = self.policy, self.cost.least_uncached
-        hits = dict(zip(self.held, self.hits, strict=True))
+        policy, hits = self.policy, dict(zip(self.held, self.hits, strict=True))
+        price, mean_rate, fewest, copying, size, part, now, max_backlog = self.numbers[:_NUMBERS]
+        tokens, least = int(size), int(fewest)
+        cost = PoolCost(price, mean_rate, least, copying)
         places = range(len(self.pool.endpoints)) if self.places is None else self.places.tolist()
-        figures = self.figures if self.places is None else self.figures.T.tolist()
+        figures = FIGURES.iter_unpack(self.figures) if self.places is None else self.figures.T.tolist()
         rows: list[EndpointCost] = []
         slots: list[float] = []
         full: list[bool] = []
         for place, (wait, until, running, rate, slot, batch_full) in zip(places, figures, strict=True):
-            left = min(wait, max(until - self.now, 0.0))
+            left = min(wait, max(until - now, 0.0))
             hit = hits.get(place, NO_MATCH)
-            uncached = uncached_tokens(self.tokens, hit)
+            uncached = uncached_tokens(tokens, hit)
             load = EndpointLoad(self.pool.endpoints[place].key, rate=rate, backlog_tokens=left * rate)
-            work = work_seconds(uncached, rate, hit.lower, policy)
-            row = EndpointCost(load, hit, uncached, work, int(running))
-            row.own = least + self.part * (uncached - least)
+            row = EndpointCost(load, hit, uncached, uncached / rate, int(running))
+            row.loading = hit.loading if isinstance(hit, PricedPrefix) else 0.0
+            row.own = least + part * (uncached - least)
             rows.append(row)
             slots.append(slot)
-            full.append(bool(batch_full) or left > self.max_backlog)
-        columns = terms_in(self.cost, rows, policy)
+            full.append(bool(batch_full) or left > max_backlog)
+        columns = terms_in(cost, rows, policy)
         columns[_SLOT] = slots  # as it was: the number of slots is not kept
         found = [
             scored(self.pool.endpoints[place], row, tuple([column[at] for column in columns]), full=full[at])
             for at, (place, row) in enumerate(zip(places, rows, strict=True))
         ]
-        turn = {place: at for at, place in enumerate(self.best)}
+        turn = {int(place): at for at, place in enumerate(self.numbers[_NUMBERS:])}
         last = len(turn)
         order = sorted(
             range(len(found)),
@@ -128,6 +148,8 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
         return [found[at] for at in order]
 
 
+_NUMBERS: Final = len(PoolCost._fields) + 4
+"""Numbers in front: those of ``PoolCost``, the prompt's tokens, the part, the time, the longest backlog."""
 _WORK, _BACKLOG, _RUNNING = range(len(TERMS), len(TERMS) + 3)
 
 
@@ -200,10 +222,11 @@ class RankingRecord(msgspec.Struct, frozen=True, gc=False):
                     uncached_tokens(self.tokens, hit),
                     round(values[_BACKLOG]),
                     int(values[_RUNNING]),
-                    seconds[_WAIT] + seconds[_SLOT] + values[_WORK],
+                    seconds[_WAIT] + seconds[_SLOT] + seconds[_LOAD] + values[_WORK],
                     seconds,
                     full=bool(self.full >> at & 1),
                     deferred=bool(self.deferred >> at & 1),
+                    loads=hit.loads if isinstance(hit, PricedPrefix) else (),
                 )
             )
         return found

@@ -177,6 +177,12 @@ class Settings:
     kv_events_bind: str = flag("--kv-events-bind", "",
         "ZMQ address to bind for engines that connect to the picker, instead of connecting "
         "to each engine", unit="ADDRESS")
+    storage_lease: float = flag("--storage-lease", 3600.0,
+        "longest time for which a KV block on storage is believed to be there after an engine has stored or "
+        "loaded it; no event tells when a file is removed", unit="SECONDS")
+    skip_slow_tiers: bool = flag("--skip-slow-tiers", True,
+        "keep an engine from loading KV blocks from a tier that is slower than computing them, where its "
+        "metrics show that, by kv_transfer_params in the request body")
     warmup_timeout: float = flag("--warmup-timeout", 20.0,
         "longest wait for the index to be filled by replays "
         "before the picker reports that it is ready", old_name="--warm-seconds", unit="SECONDS")
@@ -249,7 +255,7 @@ class Settings:
         "serve the live page at / of the metrics port, which has no authentication of its own")
     live_page_hosts: str = flag("--live-page-hosts", "",
         "comma-separated names, besides addresses, localhost and those of Services, under which a proxy or "
-        "an Ingress serves the live page", unit="NAMES")
+        "an Ingress serves the live page, /fleet and /debug", unit="NAMES")
     gpu_hour_price: float = flag("--gpu-hour-price", 0.0,
         "price of one GPU for an hour, for the money that the live page shows as saved; 0: none is shown",
         unit="PRICE")

@@ -46,7 +46,7 @@ _MODEL_HEADER_FIELDS: Final = frozenset(
 _PORTS: Final = ("grpc_port", "grpc_health_port", "metrics_port", "replica_port")
 _ABOVE_ZERO: Final = (
     *("resync_interval", "scrape_interval", "scrape_timeout", "prefill_tokens_per_second"),
-    *("request_seconds", "max_backlog_seconds", "gossip_interval"),
+    *("request_seconds", "max_backlog_seconds", "gossip_interval", "storage_lease"),
 )
 _AT_LEAST_ONE: Final = (
     *("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens"),
@@ -57,7 +57,9 @@ _NOT_NEGATIVE: Final = (
     "decision_log",
     *("tpot_target", "queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds"),
 )
-_LIVE_PAGE_FIELDS: Final = ("live_page_hosts", "gpu_hour_price", "gpus_per_endpoint")
+_LIVE_PAGE_FIELDS: Final = ("gpu_hour_price",)
+"""Fields of the live page alone. Operators set ``gpus_per_endpoint`` by themselves, and ``live_page_hosts``
+are names of ``/debug``, too."""
 _TRANSPORT_LIMITS_ABOVE_ZERO: Final = (
     *("handshake_timeout", "stall_timeout", "stream_idle_timeout", "idle_timeout", "keepalive_time"),
     *("keepalive_timeout", "max_resets_per_second", "max_pings_per_second", "max_settings_per_second"),

@@ -140,19 +140,20 @@ class Stages:
 
 
 class TimedStages(Stages):
-    """A stopwatch that also keeps when each lap ended, for the spans of a recorded pick."""
+    """A stopwatch that also keeps when each lap began and ended, for the spans of a recorded pick."""
 
-    __slots__ = ("ends",)
+    __slots__ = ("intervals",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends: list[float] = []
-        """End of each lap, by ``perf_counter``."""
+        self.intervals: list[tuple[str, float, float]] = []
+        """List of (stage, begin, end) in order, by ``perf_counter``."""
 
     def mark(self, stage: str) -> None:
-        """Attribute the time since the last mark to ``stage``, and keep its end."""
-        super().mark(stage)
-        self.ends.append(self._at)
+        """Attribute the time since the last mark to ``stage``, and keep when that was."""
+        before, self._at = self._at, perf_counter()  # not by super(): a call for each of six marks
+        self.laps.append((stage, self._at - before))
+        self.intervals.append((stage, before, self._at))
 
 
 @dataclass(slots=True)

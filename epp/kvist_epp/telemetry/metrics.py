@@ -130,6 +130,11 @@ class PickerMetrics:
     """Time from the pick until KV events show the prompt computed, divided by the same prediction."""
     output_token: Histogram = field(default_factory=lambda: Histogram(TIME_PER_OUTPUT_TOKEN_BUCKETS))
     """Mean time of an output token after the first, of a streamed response."""
+    predicted_loads: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    """Tokens predicted to be loaded from slower tiers, of prompts that the engine has taken up, by endpoint
+    and medium."""
+    tier_resets: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    """Times that the blocks of a slower tier were forgotten, by endpoint and medium."""
     events: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     """Applied KV events by endpoint and type: ``stored``, ``removed``, ``cleared``."""
     gaps: Counts = field(default_factory=_counts)
@@ -171,14 +176,20 @@ class PickerMetrics:
         self.saved_tokens += tokens
         self.saved_seconds += tokens / rate
 
+    def on_loaded(self, endpoint: str, tokens: int, rate: float) -> None:
+        """Count prompt tokens that an engine has loaded from a slower tier instead of computing them."""
+        self.true_cached[endpoint] += tokens
+        self.on_saved(tokens, rate)
+
     def forget(self, endpoint: str) -> None:
         """Remove the series of an endpoint that has left."""
         cache = (self.predicted_cached, self.prompt_tokens, self.true_cached)
         verified = (self.verified_prompt, self.verified_predicted)
         for counts in (*cache, *verified, self.served_elsewhere, self.gaps, self.resets, self.undecodable):
             counts.pop(endpoint, None)
-        for key in [key for key in self.events if key[0] == endpoint]:
-            del self.events[key]
+        for pairs in (self.events, self.predicted_loads, self.tier_resets):
+            for key in [key for key in pairs if key[0] == endpoint]:
+                del pairs[key]
 
     def snapshot(self) -> "MetricsPage":
         """Return all families as they are now, ready to be formatted by another thread."""
@@ -292,6 +303,10 @@ class PickerMetrics:
         yield counter("verified_prompt_tokens", text, self.verified_prompt, "endpoint")
         text = "Number of tokens predicted to be cached of the prompts whose true cached tokens are known."
         yield counter("verified_predicted_tokens", text, self.verified_predicted, "endpoint")
+        text = "Number of prompt tokens predicted to be loaded from a slower tier, once admitted, by medium."
+        yield counter("predicted_loaded_tokens", text, self.predicted_loads, "endpoint", "medium")
+        text = "Number of times that all blocks of a slower tier left the index, as it did not give them."
+        yield counter("tier_resets", text, self.tier_resets, "endpoint", "medium")
         text = "Number of KV events applied to the index, by type: stored, removed or cleared."
         yield counter("index_events", text, self.events, "endpoint", "type")
         text = "Number of gaps in the sequence numbers of an endpoint's KV event batches."

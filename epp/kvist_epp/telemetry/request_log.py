@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -72,14 +73,15 @@ class LogWriter:
             self._wakeup.wait()
             self._closing.wait(self.GATHER_SECONDS)
             self._wakeup.clear()
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            # Taken by loops in C: while this thread has the interpreter lock, no request is served.
+            lines = list(islice(iter(self._lines.popleft, None), len(self._lines)))
             lost, reported = self.dropped - reported, self.dropped
             if lost and self._dropped_line:
                 lines.append(self._dropped_line(lost))
             self._write(lines)
 
     def _write(self, lines: list[bytes]) -> None:
-        view = memoryview(b"".join(line + b"\n" for line in lines))
+        view = memoryview(b"\n".join([*lines, b""]))
         while view:
             try:
                 view = view[os.write(self._fd, view) :]

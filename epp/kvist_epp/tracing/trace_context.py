@@ -1,4 +1,4 @@
-"""The trace of a request, which picks are recorded, and the picks that wait for their export. Pure.
+"""The trace of a request, which are recorded, and what is recorded until its export: picks and ends. Pure.
 
 Sources: W3C Trace Context (``traceparent``, ``tracestate``; level 2 for the random bits of ids), and
 OpenTelemetry's sampler ``parentbased_traceidratio``: a request that comes with a context is recorded if its
@@ -8,11 +8,13 @@ sampled flag is set, one without begins a trace, of which a fraction is recorded
 import random
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Final, NamedTuple
 
 import msgspec
 
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.names import TRACE_PARENT_HEADER, TRACE_STATE_HEADER
 from kvist_epp.telemetry.counters import TimedStages, TraceStats
 from kvist_epp.telemetry.request_log import RequestLine
@@ -21,7 +23,8 @@ MAX_STATE_BYTES: Final = 512
 MAX_STATE_MEMBERS: Final = 32
 """A longer ``tracestate`` is dropped, as W3C Trace Context allows."""
 MAX_PICKS: Final = 4096
-"""Recorded picks that wait for their export (about 3 KB each); more are dropped and counted."""
+"""Recorded picks and ends that wait for their export (about 3 KB each), and recorded requests that have not
+ended; more are dropped and counted."""
 
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _MEMBER: Final = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}", re.ASCII)
@@ -30,7 +33,8 @@ _NO_SPAN: Final = "0" * 16
 _SAMPLED: Final = 1
 _RANDOM_BITS: Final = 56
 """The rightmost bits of a trace id, which are random by W3C Trace Context level 2."""
-_NOT_ZERO: Final = 1 << 191 | 1 << 63
+_RANDOM: Final = (1 << _RANDOM_BITS) - 1
+_NOT_ZERO: Final = 1 << 127 | 1 << 63
 """First bit of a trace id and of a span id: ids of zeros are invalid."""
 _QUEUE: Final = "queue"
 _MATCH: Final = "match"
@@ -38,38 +42,38 @@ _MATCH: Final = "match"
 RandomBits = Callable[[int], int]
 
 
-class TraceContext(msgspec.Struct):
+class TraceContext(msgspec.Struct, gc=False):
     """The trace of one request."""
 
     trace_id: str
     """32 lower-case hexadecimal digits."""
     parent_id: str
-    """The caller's span; empty: the request came without a trace, and the picker begins it."""
+    """The caller's span; empty: the request came without a trace, and a sampled one begins here."""
     sampled: bool
     state: str = ""
     """``tracestate`` as received."""
     span_id: str = ""
-    """Span of the pick; empty where none is recorded and none is passed on."""
+    """Span of the pick; empty where none is recorded."""
+    recorded: bool = False
+    """Spans of the pick are exported."""
     failed: bool = False
     """The answer is an error of the server (5xx)."""
 
-    @property
-    def recorded(self) -> bool:
-        """Return whether spans of the pick are exported."""
-        return self.sampled and bool(self.span_id)
-
-    @property
     def request_headers(self) -> tuple[tuple[str, str], ...]:
         """Return the headers to set on the request: a context that it had stays as it is."""
-        if self.parent_id or not self.span_id:
+        if self.parent_id:
             return ()
-        return ((TRACE_PARENT_HEADER, f"00-{self.trace_id}-{self.span_id}-0{self.sampled:d}"),)
+        return ((TRACE_PARENT_HEADER, f"00-{self.trace_id}-{self.span_id}-01"),)
 
 
 def read_trace_context(headers: Mapping[str, str]) -> TraceContext | None:
     """Return the context of a request; None if it has none, or one that is malformed."""
     value = headers.get(TRACE_PARENT_HEADER)
-    if value is None or (found := _PARENT.fullmatch(value)) is None:
+    return None if value is None else _read(value, headers)
+
+
+def _read(value: str, headers: Mapping[str, str]) -> TraceContext | None:
+    if (found := _PARENT.fullmatch(value)) is None:
         return None
     version, trace_id, parent_id, flags, more = found.groups()
     if version == "ff" or trace_id == _NO_TRACE or parent_id == _NO_SPAN:
@@ -100,26 +104,58 @@ class RecordedPick(NamedTuple):
     ended: float
     """When its answer was ready, by ``perf_counter``."""
 
-    def intervals(self) -> Iterator[tuple[str, float, float]]:
-        """Yield (stage, begin, end) by ``perf_counter``: the marked stages, and the waits in the queue.
+    def intervals(self) -> list[tuple[str, float, float]]:
+        """Return (stage, begin, end) by ``perf_counter``: the marked stages, and the waits in the queue.
 
         A request that waits is matched again when it is dispatched, so that a wait ends where another match
         begins; one that left the queue without an endpoint waited until its end.
         """
-        matched, end = False, self.stages.started
-        for (stage, seconds), until in zip(self.stages.laps, self.stages.ends, strict=True):
+        if not self.line.waited_ms:
+            return self.stages.intervals
+        found, matched, end = [], False, self.stages.started
+        for stage, begin, until in self.stages.intervals:
             if stage == _MATCH and matched:
-                yield _QUEUE, end, until - seconds
-            matched = matched or stage == _MATCH
-            yield stage, until - seconds, until
-            end = until
-        if self.line.waited_ms and not self.line.endpoint:
-            yield _QUEUE, end, self.ended
+                found.append((_QUEUE, end, begin))
+            matched, end = matched or stage == _MATCH, until
+            found.append((stage, begin, until))
+        if not self.line.endpoint:
+            found.append((_QUEUE, end, self.ended))
+        return found
 
     @property
     def span_count(self) -> int:
         """Return the number of its spans."""
-        return 1 + sum(1 for _ in self.intervals())
+        return 1 + len(self.intervals())
+
+
+class RecordedEnd(NamedTuple):
+    """The end of a request whose pick was recorded."""
+
+    trace: TraceContext
+    endpoint: str
+    """The endpoint that served it, ``ip:port``."""
+    predicted_tokens: int
+    """Tokens that were predicted to be cached there."""
+    cached_tokens: int | None
+    """Tokens that its engine reported as cached; None: not reported."""
+    first_token_seconds: float | None
+    """Time to the first token, where the response is observed."""
+    how: str
+    """How its end became known (``RequestProgress.on_ended``)."""
+    status: int
+    """Of the response; 0: not known."""
+    began: float
+    """When it was answered, by ``perf_counter``."""
+    ended: float
+    """When its end became known, by ``perf_counter``."""
+
+    @property
+    def span_count(self) -> int:
+        """Return the number of its spans."""
+        return 1
+
+
+Recorded = RecordedPick | RecordedEnd
 
 
 class PickTracer:
@@ -138,31 +174,51 @@ class PickTracer:
         self._stats = stats
         self._random_bits = random_bits
         self._limit = limit
-        self._picks: deque[RecordedPick] = deque()
+        self._waiting: deque[Recorded] = deque()
+        self._sent: dict[InFlightRequest, tuple[TraceContext, float]] = {}
+        """Recorded requests that have not ended, with the time of their answer."""
 
     def __len__(self) -> int:
-        return len(self._picks)
+        return len(self._waiting)
 
-    def begin(self, headers: Mapping[str, str]) -> TraceContext:
-        """Return the context of a request: its own, or that of a trace that begins with it."""
-        trace = read_trace_context(headers)
+    def begin(self, headers: Mapping[str, str]) -> TraceContext | None:
+        """Return the context of a request: its own, or that of a trace that begins with it; None if the
+        latter is not sampled, since nothing is known of such a trace anywhere."""
+        value = headers.get(TRACE_PARENT_HEADER)
+        trace = None if value is None else _read(value, headers)
         if trace is None:
-            bits = self._random_bits(192) | _NOT_ZERO
-            ids = f"{bits:048x}"
-            sampled = (bits >> 64) & ((1 << _RANDOM_BITS) - 1) < self._bound
-            return TraceContext(ids[:32], "", sampled, "", ids[32:])
+            bits = self._random_bits(64)
+            if bits & _RANDOM >= self._bound:
+                return None
+            ids = f"{self._random_bits(128) | _NOT_ZERO:032x}"
+            return TraceContext(f"{ids[:16]}{bits:016x}", "", True, "", ids[16:], True)
         if trace.sampled:
-            trace.span_id = f"{self._random_bits(64) | 1:016x}"
+            trace.span_id, trace.recorded = f"{self._random_bits(64) | 1:016x}", True
         return trace
 
-    def add(self, pick: RecordedPick) -> None:
-        """Keep a pick for the exporter."""
-        if len(self._picks) < self._limit:
-            self._picks.append(pick)
+    def add(self, recorded: Recorded) -> None:
+        """Keep a pick, or an end, for the exporter."""
+        if len(self._waiting) < self._limit:
+            self._waiting.append(recorded)
         else:
-            self._stats.dropped["queue-full"] += pick.span_count
+            self._stats.dropped["queue-full"] += recorded.span_count
 
-    def take(self, most: int) -> list[RecordedPick]:
-        """Return up to ``most`` picks, oldest first, and forget them."""
-        picks = self._picks
-        return [picks.popleft() for _ in range(min(most, len(picks)))]
+    def on_sent(self, request: InFlightRequest, trace: TraceContext) -> None:
+        """Keep the trace of a recorded request until it ends; the span of its end is lost beyond the
+        limit."""
+        if len(self._sent) < self._limit:
+            self._sent[request] = trace, perf_counter()
+        else:
+            self._stats.dropped["queue-full"] += 1
+
+    def on_request_ended(self, request: InFlightRequest, how: str, status: int) -> None:
+        """Record the end of a request, if its pick was; ``status``: 0 if it is not known."""
+        if (sent := self._sent.pop(request, None)) is not None:
+            figures = request.predicted_tokens, request.cached_tokens, request.first_token_seconds
+            endpoint, (trace, since) = request.attempt.hostport, sent
+            self.add(RecordedEnd(trace, endpoint, *figures, how, status, since, perf_counter()))
+
+    def take(self, most: int) -> list[Recorded]:
+        """Return up to ``most`` picks and ends, oldest first, and forget them."""
+        waiting = self._waiting
+        return [waiting.popleft() for _ in range(min(most, len(waiting)))]

@@ -26,6 +26,12 @@ IDENTITY: Final[Any] = "kvist-operator"
 """kopf would make its own from the user's name, which a bare user id in a container does not have."""
 
 
+ERROR_BACKOFFS: Final = (1.0, 1.0)
+"""Seconds between kopf's retries after an error of the API server or a missing right. kopf's own add up to
+54, for which the operator would see no events of a kind and not say so; ``runtime`` pauses between watches.
+"""
+
+
 class _NoStorage(kopf.DiffBaseStorage):
     """Keeps no copy of an object in the object, and makes none for comparison."""
 
@@ -69,7 +75,8 @@ async def follow(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     cause = next((error for task in ended if not task.cancelled() and (error := task.exception())), None)
-    raise Unavailable(f"the watch ended: {cause or 'kopf gives no reason'}") from cause
+    reason = cause.args[0] if cause and cause.args else cause  # an error of the API has its document, too
+    raise Unavailable(f"the watch ended: {reason or 'kopf gives no reason'}") from cause
 
 
 def registry(
@@ -103,6 +110,7 @@ def settings(kinds: Iterable[ObjectKind]) -> kopf.OperatorSettings:
     made.watching.client_timeout = 310
     made.watching.connect_timeout = 10
     made.networking.request_timeout = 60
+    made.networking.error_backoffs = ERROR_BACKOFFS
     made.persistence.diffbase_storage = _NoStorage()
     for kind in kinds:
         if kind != POOL:

@@ -1,9 +1,10 @@
 """The configuration of the pool's own Envoy (v3 API, 1.40), with names where the guide has addresses. Pure.
 
-Envoy resolves ready engines by a headless Service. The picker's answer names addresses; ``override_host``
-uses the first one that DNS has returned. For a pod that is younger than the last look-up (two seconds) the
-fallback policy chooses another, which costs a cache hit and nothing more. ORIGINAL_DST would know every
-address at once, but has no fallback and connects to any address in a client's header.
+Envoy resolves engines by a headless Service, with a picker also those that are not ready: the picker chooses,
+and Envoy must have the first address of an empty pool by then. The picker's answer names addresses;
+``override_host`` uses the first one that DNS has returned. For a pod that is younger than the last look-up
+(two seconds) the fallback policy chooses another, which costs a cache hit and nothing more. ORIGINAL_DST
+would know every address at once, but has no fallback and connects to any address in a client's header.
 """
 
 from typing import Any, Final
@@ -16,7 +17,7 @@ from kvist_epp.names import (
     REQUEST_ID_HEADER,
     SESSION_HEADER,
 )
-from kvist_operator.spec.pool import Pool
+from kvist_operator.spec.pool import Pool, TracingSpec
 
 from .object_names import ADMIN_PORT, ENGINE_PORT, GRPC_PORT, HTTP_PORT, STATUS_PORT, Json, ObjectNames
 
@@ -38,6 +39,7 @@ _NO_LIMIT: Final = 1_000_000
 _POOL: Final = "pool"
 _PICKER: Final = "picker"
 _ADMIN: Final = "admin"
+_COLLECTOR: Final = "collector"
 _AUTHORITY: Final = "picker-ca"
 
 
@@ -47,6 +49,8 @@ def bootstrap(pool: Pool) -> Json:
     clusters = [_pool(names, asks=asks), _admin()]
     if asks:
         clusters.append(_picker(names))
+    if pool.tracing:
+        clusters.append(_collector(pool.tracing))
     return {
         "node": {"id": names.envoy, "cluster": names.envoy},  # watching files asks for it
         "admin": {"address": _address("127.0.0.1", ADMIN_PORT)},
@@ -93,6 +97,8 @@ def _inference(pool: Pool, *, asks: bool) -> Json:
     }
     if asks:
         found["access_log"] = [_access_log()]
+    if pool.tracing:
+        found["tracing"] = _tracing(pool.tracing, ObjectNames.of(pool).envoy)
     return _listener("inference", "::", HTTP_PORT, found) | {"per_connection_buffer_limit_bytes": BODY_BYTES}
 
 
@@ -148,6 +154,29 @@ def _access_log() -> Json:
         "additional_request_headers_to_log": [REQUEST_ID_HEADER, SESSION_HEADER, DESTINATION_HEADER],
     }
     return _named("envoy.access_loggers.http_grpc", settings)
+
+
+def _tracing(spec: TracingSpec, service: str) -> Json:
+    """Return Envoy's tracer. Its decision to sample is kept by picker and engines, which get it in the
+    requests; ``spawn_upstream_span`` makes the request to the engine a span, the parent of the engine's."""
+    tracer = {
+        "@type": f"{_TYPE}config.trace.v3.OpenTelemetryConfig",
+        "service_name": service,
+        "grpc_service": {"envoy_grpc": {"cluster_name": _COLLECTOR}, "timeout": "1s"},
+    }
+    return {
+        "provider": _named("envoy.tracers.opentelemetry", tracer),
+        "random_sampling": {"value": spec.sampling_percent},
+        "spawn_upstream_span": True,
+    }
+
+
+def _collector(spec: TracingSpec) -> Json:
+    return {
+        **_by_name(_COLLECTOR, *spec.address),
+        "connect_timeout": "1s",
+        "typed_extension_protocol_options": _http(explicit_http_config={"http2_protocol_options": {}}),
+    }
 
 
 def _status() -> Json:

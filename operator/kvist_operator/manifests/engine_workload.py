@@ -15,7 +15,7 @@ from kvist_operator.spec.consistency import API_KEY_VARIABLE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
 from . import disk_tier, placement, pods, shared_tier, termination_log, weights_cache
-from .object_names import ENGINE, ENGINE_PORT, PLAN, Json, ObjectNames, Site
+from .object_names import ENGINE, ENGINE_PORT, PLAN, SERVICE_NAME, Json, ObjectNames, Site
 from .pods import merged, model_mounts, quantity, token
 
 USER: Final = 2000
@@ -29,6 +29,9 @@ PULL_SECONDS: Final = 900
 HANDSHAKE_SECONDS: Final = 600
 """vLLM's own limit for its engine processes to be ready (``VLLM_ENGINE_READY_TIMEOUT_S``)."""
 HEADLESS: Final = "--headless"
+SAMPLER: Final = "OTEL_TRACES_SAMPLER"
+FOLLOW_CALLER: Final = "parentbased_always_off"
+"""OpenTelemetry's sampler that traces what was sampled before, and begins no trace of its own."""
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "HOME": HOME,
@@ -214,6 +217,9 @@ def environment(pool: Pool, plan: Plan) -> list[Json]:
     own |= {entry["name"]: entry for entry in token(pool.model)}
     if pool.engine.api_key:
         own[API_KEY_VARIABLE] = pods.from_secret(API_KEY_VARIABLE, pool.engine.api_key)
+    if pool.tracing and pool.tracing.engines:
+        traces = {SERVICE_NAME: ObjectNames.of(pool).engine, SAMPLER: FOLLOW_CALLER}
+        own |= {name: {"name": name, "value": value} for name, value in traces.items()}
     own |= {name: {"name": name, "value": value} for name, value in plan.env.items()}
     own |= {entry["name"]: dict(entry) for entry in pool.engine.env}
     return list(own.values())

@@ -52,10 +52,12 @@ def envoy(pool: Pool, site: Site) -> list[Json]:
     data = {CONFIG_FILE: _text(bootstrap(pool)), DRAIN_FILE: DRAIN}
     if pool.picker.mode != "Off":
         data[SDS_FILE] = _text(authority(pool))
+    engines = pods.service(names, names.engines, ENVOY, names.served, outbound)
     return [
         pods.account(names, names.envoy, ENVOY),
         names.child("v1", "ConfigMap", names.envoy, ENVOY, data=data),
-        pods.headless(pods.service(names, names.engines, ENVOY, names.served, outbound)),
+        # with a picker also those that start: it answers with an engine the moment that this is ready
+        pods.headless(engines, unready=pool.picker.mode != "Off"),
         pods.service(names, names.envoy, ENVOY, selector, inbound),
         pods.budget(names, names.envoy, ENVOY, selector),
         _deployment(names, pool, site, data),

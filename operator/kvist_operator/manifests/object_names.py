@@ -24,6 +24,9 @@ CONFIG: Final = "kvist.dev/config"
 INTENT: Final = "kvist.dev/intent"
 """Annotation of every child: hash of what was applied last."""
 
+SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
+"""Variable with the name of a program in its traces."""
+
 ENGINE: Final = "engine"
 PICKER: Final = "picker"
 ENVOY: Final = "envoy"

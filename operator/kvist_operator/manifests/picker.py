@@ -11,7 +11,7 @@ from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from . import pods
-from .object_names import PICKER, Json, ObjectNames, Site
+from .object_names import PICKER, SERVICE_NAME, Json, ObjectNames, Site
 from .termination_log import POLICY
 from .tokenizer import Tokenizer, chats
 
@@ -56,7 +56,7 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
 
 def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
     """Return the picker's settings; what engines report themselves (labels, metrics) is not among them."""
-    names = ObjectNames.of(pool)
+    names, traces = ObjectNames.of(pool), pool.tracing
     return Settings(
         pool_name=pool.name,
         pool_group=OWN_GROUP,
@@ -74,6 +74,11 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         approximate_cache_tokens=max(1, plan.memory.kv_tokens),
         log_format="json",
         engine_key_file=f"{KEYS}/{pool.engine.api_key.key}" if pool.engine.api_key else "",
+        # a request runs on one rank of a data-parallel engine
+        gpus_per_endpoint=plan.layout.tensor * plan.layout.pipeline,
+        trace_endpoint=traces.endpoint if traces else "",
+        trace_protocol="grpc" if traces else "auto",
+        trace_sample_ratio=traces.sampling_percent / 100 if traces else Settings().trace_sample_ratio,
         **chats(pool, found).settings,
     )
 
@@ -103,6 +108,7 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
         {"name": "HOME", "value": WRITABLE},
         {"name": "HF_HOME", "value": f"{WRITABLE}/huggingface"},
         *found.env,
+        *([{"name": SERVICE_NAME, "value": names.picker}] if pool.tracing else []),
         *(dict(entry) for entry in pool.picker.env),
     ]
     pod: Json = {

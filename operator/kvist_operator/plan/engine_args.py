@@ -115,6 +115,7 @@ def arguments(
         **_adapters(pool),
         **_parsers(pool, facts),
         enable_prompt_tokens_details=settings.pooling is None,
+        otlp_traces_endpoint=pool.tracing.endpoint if pool.tracing and pool.tracing.engines else None,
         shutdown_timeout=pool.rollout.drain_seconds,
         extra=pool.engine.extra_args,
     )

@@ -274,6 +274,23 @@ class GatewaySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingSpec:
+    """Fields of ``spec.tracing``: where traces of the pool's Envoy, pickers and engines go."""
+
+    endpoint: str
+    """``http://host:port`` of a collector's OTLP over gRPC."""
+    sampling_percent: int = 10
+    """Of the requests that come without a trace context."""
+    engines: bool = True
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return host and port of the collector."""
+        host, _, port = self.endpoint.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rdma:
     """RDMA devices of one pod."""
 
@@ -323,6 +340,8 @@ class Pool:
     gateway: GatewaySpec = GatewaySpec()
     network: NetworkPolicySpec = NetworkPolicySpec()
     interconnect: InterconnectSpec = InterconnectSpec()
+    tracing: TracingSpec | None = None
+    """None: no traces, unless flags and variables of the user ask for them."""
     pod_monitor: str = "Auto"
     pod_template: Mapping[str, Any] = field(default_factory=dict)
     preset: Preset | None = None

@@ -50,6 +50,7 @@ from .pool import (
 )
 from .preset import PRESET_KIND, Preset, preset_name, with_preset
 from .rollout_reader import read_rollout
+from .tracing_reader import read_tracing
 
 KIND: Final = "InferencePool"
 GROUP: Final = "kvist.dev"
@@ -137,6 +138,7 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
         gateway=_gateway(spec.section("gateway")),
         network=read_network_policy(spec.section("networkPolicy")),
         interconnect=read_interconnect(spec.section("interconnect")),
+        tracing=read_tracing(spec.optional("tracing")),
         pod_monitor=monitoring.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")),
         pod_template=read_template(spec.section("podTemplate")),
         preset=preset,
@@ -152,9 +154,8 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
 def _preset_ref(f: Fields | None) -> None:
     """Check the reference; the preset itself has been merged. Raises SpecError."""
     if f is not None:
-        f.required(
-            "name", f"the name of an {PRESET_KIND}", pattern=HOSTNAME_LABELS, like="h100", most=NAME_LENGTH
-        )
+        hint = f"the name of an {PRESET_KIND}"
+        f.required("name", hint, pattern=HOSTNAME_LABELS, like="h100", most=NAME_LENGTH)
         f.done(None)
 
 

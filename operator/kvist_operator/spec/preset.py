@@ -25,6 +25,7 @@ SECTIONS: Final = (
     "gateway",
     "networkPolicy",
     "interconnect",
+    "tracing",
     "monitoring",
     "podTemplate",
 )

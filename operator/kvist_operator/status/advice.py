@@ -29,6 +29,9 @@ SETTLED: Final = 0.5
 """Advice is kept until its figure has fallen to this part of its threshold."""
 ENOUGH: Final = 50
 """Number of requests in the window below which rates are not used."""
+FEWER: Final = 0.75
+"""Largest share of the present number of sequences that is advised against preemptions: with that number the
+cache did overflow, whatever the last scrape shows."""
 MOST_SHARE: Final = 97
 NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 GUIDE: Final = "docs/guides/troubleshooting.md"
@@ -102,9 +105,10 @@ def _preempted(case: _Case) -> str:
 
 
 def _fewer(plan: Plan, seen: Figures) -> str:
-    """Return how many sequences of the observed size the cache holds, with a tenth to spare."""
+    """Return how many sequences of the observed size the cache holds, with a tenth to spare, and fewer than
+    now."""
     most = plan.settings.sequences
-    fit = int(min(0.9 * seen.running / seen.kv_usage, most)) if seen.kv_usage else 0
+    fit = int(min(0.9 * seen.running / seen.kv_usage, FEWER * most)) if seen.kv_usage else 0
     fit = fit // 8 * 8 or fit
     if not 0 < fit < most:
         return "Lower spec.engine.maxNumSeqs, or "

@@ -7,6 +7,7 @@
 - ``queue``: 50,000 requests queued in one picker: memory, fairness, limits.
 - ``ends``: gateways without access log, and endpoints without metrics.
 - ``traces``: what OpenTelemetry traces cost.
+- ``trace_instructions``: the same, counted in machine instructions.
 - ``rest``: the picker at rest, at a low rate, and with a thousand endpoints.
 - ``prewarm``: a rolling update with and without prewarming.
 - ``routers``: the same traffic through other projects' routers.

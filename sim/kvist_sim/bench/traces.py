@@ -8,7 +8,8 @@
 
 All ways are measured next to each other in each round, in short windows. A way's rise is the median, over all
 rounds, of its CPU per request divided by that without traces in the same round: what other processes of the
-machine do hits both alike.
+machine do hits both alike. Beside it is that of the least windows. With ``--instructions`` nothing is timed
+(``trace_instructions``).
 """
 
 import argparse
@@ -30,6 +31,7 @@ from kvist_epp.http2.call import Sink
 from kvist_epp.http2.server import serve_http2
 from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
+from kvist_sim.bench import trace_instructions
 from kvist_sim.bench.epp.client import window
 from kvist_sim.bench.epp.prompts import Kind, PromptShape, requests
 from kvist_sim.bench.epp.revision import accepted_arguments, picker_of_revision
@@ -76,7 +78,9 @@ class TracedWay:
     """Median of all windows."""
     least_cpu: float
     rise: float
-    """Share by which it costs more than traces that are off."""
+    """Share by which it costs more than traces that are off: the median of all rounds."""
+    least_rise: float
+    """The same of the least windows, which other processes have disturbed least."""
     spans: int
     """Exported, warm-up included."""
     dropped: int
@@ -96,8 +100,9 @@ class TracesReport:
         found = [text for text, each in zip(found, self.ways, strict=True) if each.errors]
         found += [f"{each.way}: {each.dropped} spans were dropped" for each in self.ways if each.dropped]
         for each in self.ways:
-            if each.way == TENTH and each.rise > MOST_RISE:
-                found.append(f"{each.way}: {each.rise:.1%} more CPU per request than without traces")
+            rise = min(each.rise, each.least_rise)  # other processes make both larger, now and then
+            if each.way == TENTH and rise > MOST_RISE:
+                found.append(f"{each.way}: {rise:.1%} more CPU per request than without traces")
         return found
 
 
@@ -109,6 +114,8 @@ class _Running:
 
 def main(options: argparse.Namespace) -> int:
     """Measure, print the table, and write the results; non-zero when a bound is broken."""
+    if options.instructions:
+        return trace_instructions.main(options)
     say = console()
     work = bench(options.seconds, options.rounds, say, baseline=options.baseline or "")
     return prove("traces", work, say, options, table=table, document=document)
@@ -137,8 +144,9 @@ async def bench(seconds: float, rounds: int, say: Console, *, baseline: str = ""
             await window(one.port, requests(KIND), concurrency=CLIENTS, seconds=1.0)
         windows: dict[str, list[float]] = {name: [] for name in running}
         totals: dict[str, list[int]] = {name: [0, 0] for name in running}
-        for _ in range(rounds):
-            for name, one in running.items():
+        for number in range(rounds):
+            # there and back, so that a drift of the machine meets no way more than another
+            for name, one in list(running.items())[:: -1 if number % 2 else 1]:
                 used, count, errors = await _window(one, seconds)
                 windows[name].append(used)
                 totals[name][0] += count
@@ -149,8 +157,9 @@ async def bench(seconds: float, rounds: int, say: Console, *, baseline: str = ""
             cpu = windows[name]
             rise = statistics.median(a / b for a, b in zip(cpu, windows[OFF], strict=True)) - 1
             count, errors = totals[name]
+            least = min(cpu) / min(windows[OFF]) - 1
             ways.append(
-                TracedWay(name, count, errors, statistics.median(cpu), min(cpu), rise, spans, dropped)
+                TracedWay(name, count, errors, statistics.median(cpu), min(cpu), rise, least, spans, dropped)
             )
     return TracesReport(ways, rounds, seconds)
 
@@ -202,7 +211,7 @@ def table(report: TracesReport) -> Table:
     """Return the figures as a table."""
     title = f"CPU of the picker per request: 1 KB completions, {CLIENTS} connections"
     found = Table(title=f"{title}, median of {report.rounds} windows of {report.seconds:g} s")
-    for name in ("traces", "us of CPU", "more than off", "least us", "requests", "spans exported"):
+    for name in ("traces", "us of CPU", "more", "least us", "more", "requests", "spans exported"):
         found.add_column(name, justify="left" if name == "traces" else "right")
     for each in report.ways:
         found.add_row(
@@ -210,6 +219,7 @@ def table(report: TracesReport) -> Table:
             f"{each.cpu * 1e6:.1f}",
             f"{each.rise:+.1%}",
             f"{each.least_cpu * 1e6:.1f}",
+            f"{each.least_rise:+.1%}",
             f"{each.requests:,}",
             f"{each.spans:,}",
         )

@@ -2,7 +2,8 @@
 
 - ``world``: one run: engines, traffic and a policy on one agenda.
 - ``clock``: the agenda: what happens next.
-- ``engine``: an engine with its batch, block cache and events.
+- ``engine``: an engine with its batch.
+- ``noting_pool``: its block cache, and the events that it publishes.
 - ``tiers``: slower places for blocks: memory, disk, a shared volume; their events.
 - ``fleet``: the engines of a run, and their changes over time.
 - ``traffic``: clients' sessions and turns.

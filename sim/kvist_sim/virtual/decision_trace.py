@@ -30,7 +30,7 @@ from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.errors import KvistError
 from kvist_epp.flowcontrol.flow_controller import FlowController, Poll, QueuedRequest
-from kvist_epp.http2.call import NO_TRACE_HEADERS
+from kvist_epp.http2.call import NO_TRACE_HEADERS, UNKNOWN_PEER
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.prompt.model import Model
@@ -245,6 +245,7 @@ class NoSink:
     """Takes what is sent to followers."""
 
     trace_headers = NO_TRACE_HEADERS
+    peer = UNKNOWN_PEER
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Drop it; see ``http2.call.Sink``."""

@@ -12,10 +12,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from kvist_sim.virtual.engine import NotingPool
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.jobs import Call
 from kvist_sim.virtual.judge import judge
+from kvist_sim.virtual.noting_pool import NotingPool
 from kvist_sim.virtual.policy import Context, Pod, Quiet, Request, Spec
 from kvist_sim.virtual.tiers import TierKind
 from kvist_sim.virtual.traffic import Shape

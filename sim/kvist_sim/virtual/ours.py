@@ -19,6 +19,7 @@ from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PickResult
 from kvist_epp.flowcontrol.driver import SLICE_SECONDS
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
+from kvist_epp.http2.call import UNKNOWN_PEER
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.observation import Observation
@@ -102,6 +103,7 @@ class FollowerSink:
     replica: str
     call: FollowerCall = field(init=False)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    peer: str = UNKNOWN_PEER
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         self.follower.context.after(0.0, self._arrive, data + content)
@@ -226,7 +228,7 @@ class Kvist(RequestListener):
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
         """Implement ``Policy``: the access log will report it."""
-        entry = AccessLogEntry(self.session(request), self.session(request), None, None, 200, None, None)
+        entry = AccessLogEntry(self.session(request), self.session(request), None, 200)
         self.context.after(self.context.ended_seconds, self._on_access_log, entry)
 
     def session(self, request: Request) -> str:

@@ -277,6 +277,10 @@ cost = {formula}
 ```
 
 - `work` is the seconds of prefill that this request answers for x tightness x price.
+- `load` is the time to load what only a slower tier holds there: its tokens divided by the tokens/s that the
+  engine's metrics show (`vllm:kv_offload_*`), or `Policy.load_rates` until they do. It has no price, since
+  running sequences do not wait for it. Where loading was slower than computing in the last minute, the
+  engine is kept from loading (`--skip-slow-tiers`), and the tokens count as not cached.
 - The **price** of a second of work is 1, the request's own time, and more the more sequences run in the
   pool and the larger the share of its endpoints whose KV cache is full: each sequence waits while a prompt
   is computed.

@@ -7,9 +7,10 @@ from random import Random
 from typing import Any, Final
 
 from kvist_sim.virtual.clock import Agenda
-from kvist_sim.virtual.engine import NotingPool, VirtualEngine
+from kvist_sim.virtual.engine import VirtualEngine
 from kvist_sim.virtual.fleet import Change, Fleet
 from kvist_sim.virtual.jobs import Call, CallStatus, Job
+from kvist_sim.virtual.noting_pool import NotingPool
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policy import Context, Feed, Pod, Policy, Sample, Spec
 from kvist_sim.virtual.tiers import SHARED, EngineTiers, TierKind, TierStore

@@ -22,7 +22,7 @@ from .sandbox import MESSAGE, Launch, identity
 from .status import Condition, terminated
 from .volumes import Volumes
 
-BACK_OFF_SECONDS: Final = 2.0
+BACK_OFF_SECONDS: Final = 0.25
 """Before the second restart, twice as long before each other; ten on a real node."""
 LONGEST_BACK_OFF: Final = 300.0
 RETRY_SECONDS: Final = 1.0

@@ -12,6 +12,7 @@ from kvist_kube.connection import find_cluster
 from kvist_operator.cluster import kopf_watch
 from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import CHILDREN, POOL
+from kvist_operator.errors import Unavailable
 
 
 async def test_a_watch_reports_objects_and_leaves_no_task_behind(
@@ -56,3 +57,21 @@ async def test_a_watch_reports_objects_and_leaves_no_task_behind(
         for task in (bystander, later):
             task.cancel()
         await asyncio.gather(bystander, later, return_exceptions=True)
+
+
+async def test_a_missing_right_ends_the_watch_and_is_named(
+    plane: ControlPlane, admin: Client, space: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A watch without the right to it ends within kopf's two short retries, and says which right is
+    missing."""
+    caplog.set_level(logging.CRITICAL, "kopf")
+    await with_crd(admin)
+    path = f"/api/v1/namespaces/{space.name}/serviceaccounts"
+    account = await admin.ask("POST", path, {"metadata": {"name": "nobody"}})
+    token = plane.keys.token(space.name, "nobody", str(account["metadata"]["uid"]), 3500)
+    load = find_cluster({"KUBECONFIG": str(plane.kubeconfig("nobody", token))})
+    assert sum(kopf_watch.ERROR_BACKOFFS) < 10
+
+    with pytest.raises(Unavailable, match=r'cannot list resource "inferencepools"') as raised:
+        await kopf_watch.follow(load, [POOL], [space.name], lambda _verb, _found: None)
+    assert "apiVersion" not in str(raised.value)

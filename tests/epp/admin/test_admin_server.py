@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -229,3 +230,36 @@ async def test_the_authority_can_be_fetched() -> None:
     assert absent[0] == 404
     assert "--cert-path" in json.loads(absent[2])["error"]["message"]
     assert found == (200, "application/x-pem-file", "-----BEGIN CERTIFICATE-----\n")
+
+
+OWN_NAMES = ("127.0.0.1:9090", "localhost", "[::1]:9090", "picker.serving.svc:9090")
+
+
+@pytest.mark.parametrize("path", ["/fleet", "/debug", "/debug/fleet", "/debug/decisions", "/debug/nothing"])
+async def test_documents_are_not_served_under_foreign_names(path: str) -> None:
+    """A domain that points at the picker (DNS rebinding) gets 421, and a page of another site 403; addresses
+    and names of the cluster are answered."""
+    async with admin() as client:
+        status, kind, text = await client.ask("GET", path, Host="evil.example")
+        assert (status, kind) == (421, "application/json")
+        assert "--live-page-hosts" in text
+        assert (await client.ask("GET", path, Origin="http://evil.example"))[0] == 403
+        for name in OWN_NAMES:
+            assert (await client.ask("GET", path, Host=name))[0] in {200, 404}
+
+
+async def test_a_foreign_page_cannot_have_a_request_explained() -> None:
+    """The form's target refuses bodies of other sites, even where a link would be followed."""
+    async with admin() as client:
+        assert (await client.ask("POST", "/debug/pick", b"{}", Host="evil.example"))[0] == 421
+        link: Any = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        assert (await client.ask("POST", "/debug/pick", b"{}", **link))[0] == 403
+        assert (await client.ask("GET", "/debug", **link))[0] == 200
+        assert (await client.ask("POST", "/debug/pick", b"{}"))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
+async def test_scrapers_and_probes_may_use_any_name(path: str) -> None:
+    """Metrics and probes have no check of the name: a scraper that is refused is noticed only by a gap."""
+    async with admin() as client:
+        assert (await client.ask("GET", path, Host="prometheus-target.example"))[0] == 200

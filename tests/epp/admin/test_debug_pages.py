@@ -205,7 +205,7 @@ async def test_queue_waits_are_counted_by_outcome(parts: Parts) -> None:
     }
 
 
-NO_TERMS = dict.fromkeys(("wait", "slot", "deferral", "work", "decode", "eviction", "copy"), 0.0)
+NO_TERMS = dict.fromkeys(("wait", "slot", "deferral", "work", "load", "decode", "eviction", "copy"), 0.0)
 
 
 def test_pick_document_is_the_fixed_interface() -> None:
@@ -214,9 +214,9 @@ def test_pick_document_is_the_fixed_interface() -> None:
     rows = [
         ScoredEndpoint(
             *(B, 16, 64, 10, 5, 2, 0.0123456789),
-            seconds=(0.2, 0.0, 0.0, 0.05, 0.0, 0.0, 0.0),
+            seconds=(0.2, 0.0, 0.0, 0.05, 0.0, 0.0, 0.0, 0.0),
         ),
-        ScoredEndpoint(*(A, 0, 0, 26, 0, 0, 1.0), seconds=(0.0,) * 7, refusal="unreachable"),
+        ScoredEndpoint(*(A, 0, 0, 26, 0, 0, 1.0), seconds=(0.0,) * 8, refusal="unreachable"),
     ]
 
     assert debug_pages.pick_document(Explanation("precise", 104, rows, limit=3)) == {

@@ -31,7 +31,7 @@ def _hostport(parts: Parts, key: str) -> str:
 def _ended(
     session: str = "s", request_id: str = "id", upstream: str | None = None, status: int = 200
 ) -> AccessLogEntry:
-    return AccessLogEntry(session, request_id, upstream, None, status, None, None)
+    return AccessLogEntry(session, request_id, upstream, status)
 
 
 def _seen(usage: Usage | None = None, *, status: int = 200, whole: bool = True) -> ObservedResponse:

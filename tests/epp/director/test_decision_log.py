@@ -77,7 +77,7 @@ def test_what_came_true_is_added() -> None:
     )
     [prefilling] = log.find("one")
     other = next(e.hostport for e in parts.endpoints if e.hostport != picked)
-    completion.on_access_log([AccessLogEntry(session, "one", other, None, 200, 0.1, 0.2)])
+    completion.on_access_log([AccessLogEntry(session, "one", other, 200)])
     [ended] = log.find("one")
 
     nothing = {"cached_tokens": None, "ttft_seconds": None, "endpoint": None, "status": None, "ended": None}

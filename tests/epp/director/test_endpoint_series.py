@@ -31,6 +31,8 @@ def _use(parts: Parts, registry: EndpointRegistry, number: int) -> None:
     metrics, name = director.metrics, endpoint.hostport
     for kind in ("stored", "removed", "cleared"):
         metrics.events[name, kind] += 1
+    for pairs in (metrics.predicted_loads, metrics.tier_resets):
+        pairs[name, "CPU"] += 1
     for counts in (metrics.gaps, metrics.resets, metrics.undecodable):
         counts[name] += 1
 

@@ -14,7 +14,7 @@ from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.response import FirstToken, ObservedResponse, Usage
 from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.telemetry.counters import TimedStages, TraceStats
-from kvist_epp.tracing.trace_context import PickTracer, RecordedPick, read_trace_context
+from kvist_epp.tracing.trace_context import PickTracer, RecordedEnd, RecordedPick, read_trace_context
 
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
@@ -29,6 +29,16 @@ def traced(ratio: float = 1.0, count: int = 2, **more: Any) -> tuple[Parts, Pick
 def only(tracer: PickTracer) -> RecordedPick:
     """The one recorded pick."""
     [found] = tracer.take(100)
+    assert isinstance(found, RecordedPick)
+    return found
+
+
+def end_of(parts: Parts, tracer: PickTracer, session: str = "s", how: str = "access-log") -> RecordedEnd:
+    """End a request; return what is recorded of that."""
+    tracer.take(100)
+    parts.end(session, how=how)
+    [found] = tracer.take(100)
+    assert isinstance(found, RecordedEnd)
     return found
 
 
@@ -74,15 +84,21 @@ def test_an_unsampled_request_is_only_logged() -> None:
     assert (len(tracer), line.trace_id, line.span_id) == (0, TRACE, PARENT)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_trace_that_begins_here_reaches_the_engine(ratio: float) -> None:
+def test_a_trace_that_begins_here_reaches_the_engine() -> None:
     """Without a context the picker begins a trace, and the engine's span becomes a child of the pick."""
-    parts, tracer = traced(ratio)
+    parts, tracer = traced(1.0)
     passed = read_trace_context(trace_of(parts))
     assert passed is not None
     line = parts.log.lines[0]
     assert (passed.trace_id, passed.parent_id) == (line.trace_id, line.span_id)
-    assert (passed.sampled, len(tracer)) == (ratio == 1.0, int(ratio))
+    assert (passed.sampled, len(tracer)) == (True, 1)
+
+
+def test_a_request_that_is_not_sampled_here_has_no_trace() -> None:
+    """Without a context and without a sample nothing is added to the request or to its log line."""
+    parts, tracer = traced(0.0)
+    assert trace_of(parts) == {}
+    assert (len(tracer), parts.log.lines[0].trace_id) == (0, msgspec.UNSET)
 
 
 def test_without_a_tracer_only_the_log_has_the_trace() -> None:
@@ -138,6 +154,54 @@ def test_a_wait_in_the_queue_is_a_stage() -> None:
     stages = [stage for stage, _, _ in found.intervals()]
     assert stages == ["parse", "render", "match", "queue", "match", "pick", "book"]
     assert found.line.waited_ms == 2000.0
+
+
+def test_the_end_of_a_recorded_request_is_recorded() -> None:
+    """The record has the pick's trace, the endpoint, the true hit and the time to the first token."""
+    parts, tracer = traced(0.0)
+    trace_of(parts, **SAMPLED, **{"x-session-id": "s", "x-request-id": "r"})
+    request = parts.director.table.find("s")
+    assert request is not None
+    parts.director.tracker.on_cache_truth(request, 48, parts.clock())
+    parts.director.tracker.on_cache_truth(request, 99, parts.clock())  # only the first report counts
+    CompletionHandler(parts.director, parts.clock).on_first_token(FirstToken("s", "r", None, 200, 0.5))
+    pick = only(tracer)
+
+    end = end_of(parts, tracer)
+    assert end.trace is pick.trace
+    assert (end.endpoint, end.how) == (pick.line.endpoint, "access-log")
+    assert (end.cached_tokens, end.first_token_seconds) == (48, 0.5)
+    assert pick.stages.started <= end.began <= end.ended
+
+
+def test_an_end_without_reports_says_so() -> None:
+    """An end that is only estimated has neither true hit nor first token."""
+    parts, tracer = traced(0.0)
+    trace_of(parts, **SAMPLED, **{"x-session-id": "s"})
+    end = end_of(parts, tracer, how="expired")
+    assert (end.how, end.status, end.cached_tokens, end.first_token_seconds) == ("expired", 0, None, None)
+
+
+@pytest.mark.parametrize("headers", [UNSAMPLED, {}])
+def test_ends_of_other_requests_are_not_recorded(headers: dict[str, str]) -> None:
+    """Nothing is kept of a request that is not sampled, at its pick or at its end."""
+    parts, tracer = traced(0.0)
+    trace_of(parts, **headers, **{"x-session-id": "s"})
+    parts.end("s")
+    assert len(tracer) == 0
+
+
+def test_recorded_requests_that_do_not_end_are_bounded() -> None:
+    """Beyond the limit the span of the end is lost and counted, and the pick is recorded all the same."""
+    stats = TraceStats()
+    tracer = PickTracer(0.0, stats, limit=2)
+    parts = make(1, tracer=tracer)
+    for number in range(4):
+        trace_of(parts, **SAMPLED, **{"x-session-id": str(number)})
+        assert len(tracer.take(100)) == 1
+    for number in range(4):
+        parts.end(str(number))
+    assert (len(tracer.take(100)), stats.dropped["queue-full"]) == (2, 2)
 
 
 def test_recorded_picks_do_not_keep_prompts() -> None:

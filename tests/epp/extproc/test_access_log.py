@@ -1,7 +1,6 @@
 """Decoding of Envoy's access log entries."""
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.wrappers_pb2 import UInt32Value
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from kvist_epp.extproc.pb.accesslog_pb2 import (
 )
 from kvist_epp.extproc.pb.base_pb2 import Address, SocketAddress
 
-NOTHING = AccessLogEntry(None, None, None, None, 0, None, None)
+NOTHING = AccessLogEntry(None, None, None, 0)
 
 
 def _message(*entries: HTTPAccessLogEntry | bytes) -> bytes:
@@ -34,31 +33,18 @@ def _upstream(address: str, port: int) -> HTTPAccessLogEntry:
 
 
 def test_a_full_entry() -> None:
-    """Session, request id, upstream, destination, status and both times are read."""
-    headers = {"x-session-id": "r1.7", "x-gateway-destination-endpoint": "10.0.0.1:80,10.0.0.2:80"}
+    """Session, request id, upstream and status are read."""
+    headers = {"x-session-id": "r1.7"}
     entry = _upstream("10.0.0.2", 80)
-    entry.common_properties.time_to_first_upstream_rx_byte.CopyFrom(Duration(seconds=1, nanos=500_000_000))
-    entry.common_properties.duration.CopyFrom(Duration(seconds=9))
     entry.request.CopyFrom(HTTPRequestProperties(request_id="id", request_headers=headers))
     entry.response.CopyFrom(HTTPResponseProperties(response_code=UInt32Value(value=200)))
 
-    assert decode_access_log(_message(entry)) == [
-        AccessLogEntry("r1.7", "id", "10.0.0.2:80", "10.0.0.1:80,10.0.0.2:80", 200, 1.5, 9.0)
-    ]
+    assert decode_access_log(_message(entry)) == [AccessLogEntry("r1.7", "id", "10.0.0.2:80", 200)]
 
 
 def test_an_entry_of_a_client_that_left() -> None:
     """An absent field is ``None``; a status that was never sent is 0."""
     assert decode_access_log(_message(HTTPAccessLogEntry())) == [NOTHING]
-
-
-def test_older_envoys_have_no_duration() -> None:
-    """Without ``duration`` the time to the last byte sent down counts."""
-    common = AccessLogCommon(time_to_last_downstream_tx_byte=Duration(nanos=250_000_000))
-
-    (ended,) = decode_access_log(_message(HTTPAccessLogEntry(common_properties=common)))
-
-    assert ended.duration_seconds == 0.25
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from kvist_epp.errors import Shed
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, DecisionCallback, PendingResult, PickRequest, PickResult
-from kvist_epp.extproc.service import PROTOCOL_ERRORS, ext_proc_methods
+from kvist_epp.extproc.protocol_errors import KINDS
+from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.call import Call
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.names import (
@@ -35,6 +36,7 @@ class Recorder:
     sent: list[bytes] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    peer: str = "192.0.2.7"
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         self.sent.append(data + content)
@@ -58,7 +60,7 @@ class World:
             lambda request: deferred(self.answer(request)),
             self.ended.extend,
             self.health,
-            on_error=lambda *what: self.protocol_errors.append(what),
+            on_error=lambda kind, count, _: self.protocol_errors.append((kind, count)),
         )
         return table[method](self.sink)
 
@@ -263,7 +265,7 @@ def test_access_logs_are_passed_on_and_never_answered_early() -> None:
     assert world.sink.closed == []
     call.on_half_closed()
 
-    assert world.ended == [AccessLogEntry(None, None, None, None, 0, None, None)]
+    assert world.ended == [AccessLogEntry(None, None, None, 0)]
     assert world.protocol_errors == [("access-log-message", 1), ("access-log-entry", 2)]
     assert (world.sink.sent, world.sink.closed) == ([b""], [(0, "")])
 
@@ -276,7 +278,7 @@ def test_protocol_errors_are_declared() -> None:
     world.call(ACCESS_LOG_METHOD).on_message(b"\xff")
     world.call(ACCESS_LOG_METHOD).on_message(b"\x12\x03\x0a\x01\xff")
 
-    assert {name for name, _ in world.protocol_errors} == set(PROTOCOL_ERRORS)
+    assert {name for name, _ in world.protocol_errors} == set(KINDS)
 
 
 def test_checks_answer_and_end() -> None:

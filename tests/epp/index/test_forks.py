@@ -107,7 +107,7 @@ class Forks(RuleBasedStateMachine):
         """The children that a prompt may go on with are those whose first block is next in it."""
         prompt = before + self.blocks[number % len(self.blocks)] + after
         start, end = len(before), max(len(prompt) - cut, len(before))
-        found = list(continuations(self.parent.children, at, prompt, start, end))
+        found = continuations(self.parent.children, at, prompt, start, end)
         if isinstance(self.parent.children, Segment):
             assert found == [one for one in self.all if one.at == at]
         else:
@@ -176,9 +176,9 @@ def test_equal_hashes_of_unequal_prefixes_do_no_harm(monkeypatch: pytest.MonkeyP
         children[text].extend([text], (1,))
         attach(tree.root, children[text])
 
-    assert all(list(continuations(tree.root.children, -1, text, 0, 64)) == [children[text]] for text in texts)
+    assert all(continuations(tree.root.children, -1, text, 0, 64) == [children[text]] for text in texts)
     assert all(child(tree.root.children, -1, text) is children[text] for text in texts)
-    assert not list(continuations(tree.root.children, -1, b"1" * 64, 0, 64))
+    assert not continuations(tree.root.children, -1, b"1" * 64, 0, 64)
     for text in texts:
         detach(tree.root, children[text])
     assert tree.root.children is None

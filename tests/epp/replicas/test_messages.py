@@ -35,10 +35,7 @@ logged = st.builds(
     session=texts.map(lambda text: text or None),
     request_id=texts.map(lambda text: text or None),
     upstream=texts.map(lambda text: text or None),
-    destination=st.none(),
     status=st.integers(0, 999),
-    ttfb_seconds=st.none(),
-    duration_seconds=st.none(),
 )
 roots = st.tuples(st.none() | texts, st.none() | texts)
 prefixes = st.builds(PromptDigests, roots, st.lists(numbers, max_size=4).map(tuple), numbers)

@@ -40,7 +40,7 @@ from kvist_epp.telemetry.counters import ReplicationStats
 
 GOLDEN: Final = json.loads((Path(__file__).parent / "golden" / "protocol-1.json").read_text())
 HANDSHAKE: Final = Handshake("old", b"\x01\x02\x03", snapshot_ready=True, version=1)
-LOG_ENTRY: Final = AccessLogEntry("new.9", "request-9", "10.0.0.1:8000", None, 200, None, None)
+LOG_ENTRY: Final = AccessLogEntry("new.9", "request-9", "10.0.0.1:8000", 200)
 PROMPT: Final = b"p" * (2 * STEP_BYTES + 1)
 ROOT: Final = (None, None)
 DECODED: Final = DecodeBlock(

@@ -33,7 +33,7 @@ async def test_a_follower_receives_open_requests_and_changes(transport: str) -> 
         a.routed(*(f"a.{number}" for number in range(2 * MAX_ROWS + 1)))
         connection = b.follow(a.port)
         await until(lambda: len(b.remote_load) == 2 * MAX_ROWS + 1)
-        entry = AccessLogEntry("b.7", "id", "10.0.0.1:8000", None, 200, None, None)
+        entry = AccessLogEntry("b.7", "id", "10.0.0.1:8000", 200)
         a.remote_load.outbox("b").append(entry)
         for number in range(2 * MAX_ROWS):
             a.end(f"a.{number}")
@@ -85,7 +85,7 @@ async def test_of_two_addresses_of_one_replica_one_is_followed() -> None:
         first = b.follow(relay.port)
         await until(lambda: first.state is ConnectionState.FOLLOWED)
         second = b.follow(a.port)
-        a.remote_load.outbox("b").append(AccessLogEntry("b.7", "id", None, None, 200, None, None))
+        a.remote_load.outbox("b").append(AccessLogEntry("b.7", "id", None, 200))
         await until(lambda: second.state is ConnectionState.DUPLICATE)
         await until(lambda: b.log_entries)
         followed = list(b.context.followed.values())

@@ -49,7 +49,7 @@ def entry(session: str, endpoint: str = "t/e0", tokens: int = 1000) -> RemoteReq
 
 def ended(session: str, status: int = 200, request_id: str | None = None) -> AccessLogEntry:
     """Return an entry of the access log."""
-    return AccessLogEntry(session, request_id, None, None, status, None, None)
+    return AccessLogEntry(session, request_id, None, status)
 
 
 def test_events_advance_the_requests_of_other_replicas() -> None:

@@ -13,7 +13,7 @@ from tests.fakes.vocabulary import Words
 
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed
 from kvist_epp.errors import ReplicaError
-from kvist_epp.http2.call import NO_TRACE_HEADERS, Call, Method, Server, Sink
+from kvist_epp.http2.call import NO_TRACE_HEADERS, UNKNOWN_PEER, Call, Method, Server, Sink
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import FollowedPublisher, Subscriber, SubscriberLimits
@@ -273,6 +273,7 @@ class Sinking:
     """A sink that passes messages on."""
 
     trace_headers = NO_TRACE_HEADERS
+    peer = UNKNOWN_PEER
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink

@@ -21,7 +21,7 @@ PODS = ("ns/a", "ns/b")
 
 def ended(session: str) -> AccessLogEntry:
     """Return an entry of the access log."""
-    return AccessLogEntry(session, None, None, None, 200, None, None)
+    return AccessLogEntry(session, None, None, 200)
 
 
 def digests_of(attempt: Attempt) -> PromptDigests | None:

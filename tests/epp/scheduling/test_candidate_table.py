@@ -20,7 +20,7 @@ from kvist_epp.scheduling.pick_record import KEPT, PickRecord
 HELD = st.tuples(st.integers(0, 40), st.sampled_from([0, 16, 512, 4096]), st.sampled_from(["", "CPU", "X"]))
 EVENTS = st.tuples(
     st.integers(0, 40),
-    st.sampled_from(["send", "send", "end", "progress", "scrape", "calibrate", "remote", "silent"]),
+    st.sampled_from(["send", "send", "end", "progress", "scrape", "calibrate", "remote", "silent", "tiers"]),
     st.integers(0, 5000),
 )
 
@@ -60,6 +60,9 @@ class World:
             tracker.calibrate(
                 key, rate=500.0 + tokens, slots=slots, kv_full_at=full_at, decode_seconds=tokens / 1000
             )
+        elif what == "tiers":
+            load.tier_rates = {"CPU": 1.0 + tokens} if tokens % 2 else {}
+            load.skipped_media = frozenset(({"CPU"}, {"X"}, {"CPU", "X"}, ())[tokens % 4])
         elif what == "silent" and some:
             tracker.end_remote(some, now, untracked=True)
 
@@ -72,7 +75,7 @@ class World:
         assert (picked.best.full, picked.best.deferred) == (rows[0].full, rows[0].deferred)
         assert picked.best.predicted_ttft_seconds == pytest.approx(rows[0].predicted_ttft_seconds, abs=1e-9)
         assert picked.best.seconds == pytest.approx(rows[0].seconds, rel=1e-9, abs=1e-9)
-        shown = ("endpoint", "matched_tokens", "uncached_tokens", "backlog_tokens", "running")
+        shown = ("endpoint", "matched_tokens", "uncached_tokens", "backlog_tokens", "running", "loads")
         assert [getattr(picked.best, name) for name in shown] == [getattr(rows[0], name) for name in shown]
         given.pop("limit")
         explained = explain(self.candidates, demand, subset, now=self.now, **given)
@@ -102,7 +105,7 @@ class World:
                 assert row.seconds == pytest.approx(then.seconds, rel=1e-9, abs=1e-9)
                 assert row.predicted_ttft_seconds == pytest.approx(then.predicted_ttft_seconds, abs=1e-9)
                 assert abs(row.backlog_tokens - then.backlog_tokens) <= 1  # rounded at a half
-                same = ("endpoint", "matched_tokens", "matched_bytes", "uncached_tokens", "running")
+                same = ("endpoint", "matched_tokens", "matched_bytes", "uncached_tokens", "running", "loads")
                 assert [getattr(row, name) for name in same] == [getattr(then, name) for name in same]
                 assert (row.full, row.deferred, row.refusal) == (then.full, then.deferred, "")
 

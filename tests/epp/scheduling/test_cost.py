@@ -10,12 +10,13 @@ from kvist_epp.scheduling.cost import (
     TERMS,
     EndpointCost,
     Match,
-    Policy,
+    PoolCost,
     price_of_work,
     share_of_copy,
     slot_seconds,
     terms,
-    work_seconds,
+    terms_in,
+    terms_of_one,
 )
 
 
@@ -26,25 +27,6 @@ from kvist_epp.scheduling.cost import (
 def test_a_full_batch_makes_wait(running: int, slots: int | None, expected: float) -> None:
     """A slot comes free every decode time over slots; those already queued for one go first."""
     assert slot_seconds(running, slots, decode_seconds=4.0) == expected
-
-
-def test_work_is_uncached_tokens_by_rate() -> None:
-    """Without lower tiers the work is what must be computed."""
-    assert work_seconds(500, 1000.0) == 0.5
-
-
-def test_a_slower_tier_is_used_where_it_is_quicker() -> None:
-    """Tokens held on CPU are loaded, those on a disk slower than computing are computed."""
-    policy = Policy(load_rates={"CPU": 10_000.0, "STORAGE": 500.0})
-
-    assert work_seconds(500, 1000.0, {"CPU": 400}, policy) == pytest.approx(0.1 + 0.04)
-    assert work_seconds(500, 1000.0, {"STORAGE": 400}, policy) == 0.5
-    assert work_seconds(100, 1000.0, {"CPU": 400}, policy) == pytest.approx(0.01)
-
-
-def test_an_unknown_medium_has_a_rate() -> None:
-    """Connectors may send names we do not know; they load at the rate of the slowest that we know."""
-    assert work_seconds(120, 1000.0, {"CXL": 120}) == pytest.approx(0.01)
 
 
 def test_the_price_rises_with_the_batch() -> None:
@@ -129,6 +111,13 @@ def test_eviction_is_what_others_compute_again() -> None:
     assert seconds("eviction", row(uncached=500), row(uncached=500, rate=3000.0)) == [0.75, 0.75]
 
 
+def test_load_takes_the_time_of_loading() -> None:
+    """Loads from slower tiers count as they are, however many sequences run: these do not wait for them."""
+    loaded, computed = row(uncached=500, running=100), row(uncached=500, running=100)
+    loaded.loading = 0.25
+    assert seconds("load", loaded, computed) == [0.25, 0.0]
+
+
 def test_copy_costs_a_little() -> None:
     """Fifty milliseconds for a whole prompt that another endpoint holds."""
     assert seconds("copy", row(uncached=0, held=1000), row(uncached=1000)) == [0.0, 0.05]
@@ -146,16 +135,6 @@ def test_more_uses_and_fewer_copies_make_a_copy_cheaper(a: float, b: float, m: i
     assert 0 < share_of_copy(max(a, b), min(m, n)) <= share_of_copy(min(a, b), max(m, n)) <= 1
 
 
-@given(
-    uncached=st.integers(0, 10**6),
-    rate=st.floats(1, 1e6),
-    lower=st.dictionaries(st.sampled_from(["CPU", "STORAGE", "X"]), st.integers(0, 10**6)),
-)
-def test_lower_tiers_never_make_work_longer(uncached: int, rate: float, lower: dict[str, int]) -> None:
-    """Whatever is held elsewhere, it is used only where it helps, and work is never negative."""
-    assert 0 <= work_seconds(uncached, rate, lower) <= work_seconds(uncached, rate) * (1 + 1e-9)
-
-
 @given(st.integers(0, 2000), st.integers(1, 1000), st.floats(0.01, 100))
 def test_one_more_running_never_shortens_the_wait(running: int, slots: int, decode: float) -> None:
     """The wait for a slot grows with the batch."""
@@ -171,3 +150,24 @@ def test_more_load_never_makes_an_endpoint_cheaper(a: float, b: float, m: int, n
         costs.append(sum(column[0] for column in columns))
 
     assert costs[0] <= costs[1]
+
+
+@given(
+    st.floats(0, 1e6),
+    st.integers(1, 100_000),
+    st.integers(0, 100_000),
+    st.integers(0, 300),
+    st.sampled_from((None, 8, 200)),
+    st.floats(0, 9),
+)
+def test_the_terms_of_one_endpoint_are_those_of_the_list(
+    backlog: float, uncached: int, held: int, running: int, slots: int | None, loading: float
+) -> None:
+    """``terms_of_one`` returns, to the last bit, what ``terms_in`` returns of the same endpoint."""
+    one = row(backlog=backlog, uncached=uncached, held=held, running=running, slots=slots)
+    one.load.decode_seconds, one.loading = 3.0, loading
+    pool = PoolCost(2.5, 9_000.0, min(uncached, 40), 0.0001)
+    one.own = pool.least_uncached + 0.25 * (uncached - pool.least_uncached)
+    slot = slot_seconds(running, slots, 3.0)
+
+    assert terms_of_one(pool, one, slot) == tuple(term[0] for term in terms_in(pool, (one,)))

@@ -78,9 +78,7 @@ def test_an_invalid_host_name_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "more"),
     [
-        ("--live-page-hosts", {"live_page_hosts": "a.example"}),
         ("--gpu-hour-price", {"gpu_hour_price": 2.5}),
-        ("--gpus-per-endpoint", {"gpus_per_endpoint": 8}),
     ],
 )
 def test_settings_of_a_page_that_is_off_are_refused(flag: str, more: dict[str, Any]) -> None:
@@ -95,3 +93,9 @@ def test_a_price_is_not_negative_and_an_endpoint_has_a_gpu() -> None:
         Settings(gpu_hour_price=-1.0)
     with pytest.raises(SettingsError, match="--gpus-per-endpoint"):
         Settings(gpus_per_endpoint=0)
+
+
+@pytest.mark.parametrize("more", [{"live_page_hosts": "a.example"}, {"gpus_per_endpoint": 8}])
+def test_a_page_that_is_off_refuses_nothing_that_has_another_use(more: dict[str, Any]) -> None:
+    """The names are those of /debug, too, and the operator sets the number of GPUs in any case."""
+    Settings(endpoints_file="x", live_page=False, **more).check()

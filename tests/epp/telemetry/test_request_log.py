@@ -9,31 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.epp.telemetry.request_lines import line
 
-from kvist_epp.telemetry.request_log import Logs, LogWriter, RequestLine, RequestLog, configure
+from kvist_epp.telemetry.request_log import Logs, LogWriter, RequestLog, configure
 
 SECRET = "a secret prompt, long enough"
-
-
-def line(**more: object) -> RequestLine:
-    fields: dict[str, object] = {
-        "id": "r1",
-        "session": "k.1",
-        "path": "/v1/completions",
-        "kind": "completion",
-        "outcome": "picked",
-        "mode": "precise",
-        "model": "m",
-        "endpoint": "10.0.0.1:8000",
-        "prompt_bytes": 1000,
-        "matched_bytes": 640,
-        "matched_tokens": 160,
-        "predicted_ttft_ms": 35.5,
-        "cost": {"wait": 0.25, "work": 0.5},
-        "candidates": 4,
-        "us": {"parse": 12, "match": 30},
-    }
-    return RequestLine(**{**fields, **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -73,9 +53,9 @@ def test_a_request_is_one_line_with_every_field(tmp_path: Path) -> None:
         "level": "info",
         "event": "request",
         "id": "r1",
-        "session": "k.1",
-        "path": "/v1/completions",
-        "kind": "completion",
+        "session": "s1",
+        "path": "/v1/chat/completions",
+        "kind": "chat",
         "outcome": "picked",
         "mode": "precise",
         "model": "m",
@@ -84,7 +64,7 @@ def test_a_request_is_one_line_with_every_field(tmp_path: Path) -> None:
         "matched_bytes": 640,
         "matched_tokens": 160,
         "predicted_ttft_ms": 35.5,
-        "cost": {"wait": 0.25, "work": 0.5},
+        "cost": {"wait": 0.25, "work": 0.5, "copy": 0.0},
         "candidates": 4,
         "priority": 0,
         "waited_ms": 0.0,

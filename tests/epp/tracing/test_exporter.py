@@ -15,6 +15,7 @@ from kvist_epp.telemetry.counters import TraceStats
 from kvist_epp.tracing import exporter as exporting
 from kvist_epp.tracing.destination import Destination
 from kvist_epp.tracing.exporter import SpanExporter, open_exporter
+from kvist_epp.tracing.pick_spans import SpanEncoder
 from kvist_epp.tracing.trace_context import PickTracer
 from kvist_sim.ports import free_ports
 
@@ -196,7 +197,7 @@ async def test_a_bug_costs_its_batch_alone(collector: Collector, monkeypatch: py
     running = Exporting()
     async with running.to(collector.http, PROTOCOLS[0]):
         with monkeypatch.context() as patched:
-            patched.setattr(exporting, "add_spans", broken)
+            patched.setattr(SpanEncoder, "spans", broken)
             running.tracer.add(pick())
             await running.until_lost("failed", SPANS)
         running.tracer.add(pick())

@@ -6,20 +6,27 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
-from tests.epp.tracing.picks import LAPS, PARENT, SPAN, TRACE, pick
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from tests.epp.tracing.picks import LAPS, PARENT, SPAN, TRACE, end, pick
 
-from kvist_epp.tracing.pick_spans import add_spans, new_request
-from kvist_epp.tracing.trace_context import RecordedPick
+from kvist_epp.tracing.pick_spans import SpanEncoder
+from kvist_epp.tracing.trace_context import Recorded
 
 EPOCH = 1_700_000_000.0
 
 
-def spans(recorded: RecordedPick) -> list[Span]:
-    """The spans of a pick, as they are after transport."""
-    _, scope = new_request({"service.name": "kvist-epp"}, "1")
-    add_spans(scope, recorded, EPOCH)
-    return list(ScopeSpans.FromString(scope.SerializeToString()).spans)
+def spans(*recorded: Recorded) -> list[Span]:
+    """The spans of picks and ends, as a collector reads them."""
+    encoder = SpanEncoder({"service.name": "kvist-epp"}, "1")
+    export = ExportTraceServiceRequest.FromString(encoder.export([encoder.spans(r, EPOCH) for r in recorded]))
+    [found] = export.resource_spans
+    [scope] = found.scope_spans
+    assert (scope.scope.name, scope.scope.version) == ("kvist_epp", "1")
+    assert [(each.key, each.value.string_value) for each in found.resource.attributes] == [
+        ("service.name", "kvist-epp")
+    ]
+    return list(scope.spans)
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -89,7 +96,8 @@ def test_waits_in_the_queue_are_spans() -> None:
     """Between a match and the one at dispatch a request waited; the spans have no other gap."""
     first, again = ("parse", 0.001), ("match", 0.002)
     recorded = pick(first, again, ("match", 0.001), ("pick", 0.001), waited_ms=5.0)
-    recorded.stages.ends[2:] = [end + 5 for end in recorded.stages.ends[2:]]
+    timed = recorded.stages.intervals
+    timed[2:] = [(stage, begin + 5, until + 5) for stage, begin, until in timed[2:]]
     names = [span.name.rpartition(".")[2] for span in spans(recorded)[1:]]
     assert names == ["parse", "match", "queue", "match", "pick"]
     queue = spans(recorded)[3]
@@ -110,6 +118,72 @@ def test_a_root_has_no_parent() -> None:
     [top, *_] = spans(pick(parent=""))
     assert top.parent_span_id == b""
     assert (top.flags & 0x300, spans(pick())[0].flags & 0x300) == (0x100, 0x300)
+
+
+def test_the_end_of_a_request_is_a_child_of_its_pick() -> None:
+    """The span lasts from the answer to the report of the end, and says what really was cached."""
+    [found] = spans(end())
+    assert (found.name, found.kind) == ("kvist.request_end", Span.SPAN_KIND_INTERNAL)
+    assert (found.trace_id.hex(), found.parent_span_id.hex()) == (TRACE, SPAN)
+    assert found.span_id not in {b"", bytes(8), bytes.fromhex(SPAN)}
+    assert found.end_time_unix_nano - found.start_time_unix_nano == 2_500_000_000
+    assert attributes(found) == {
+        "kvist.endpoint": "10.0.0.2:8000",
+        "kvist.end": "response",
+        "http.response.status_code": 200,
+        "kvist.predicted_cached_tokens": 160,
+        "kvist.cached_tokens": 144,
+        "kvist.ttft_seconds": 0.25,
+    }
+
+
+def test_what_an_end_does_not_know_is_left_out() -> None:
+    """Without reports there are no figures of the engine and no status."""
+    [found] = spans(end(cached_tokens=None, first_token_seconds=None, status=0, how="expired"))
+    assert set(attributes(found)) == {"kvist.endpoint", "kvist.end", "kvist.predicted_cached_tokens"}
+
+
+@given(
+    prompt_bytes=st.integers(0, 2**63 - 1),
+    matched_tokens=st.integers(0, 2**31),
+    ttft=st.none() | st.floats(0, 1e9),
+    cost=st.dictionaries(st.sampled_from(["wait", "work", "copy"]), st.floats(-1e9, 1e9)),
+    state=st.sampled_from(["", "a=b", "not a state"]),
+    name=st.text(st.characters(codec="utf-8"), max_size=300),
+    laps=st.lists(st.sampled_from(["parse", "render", "match", "pick", "book"]), max_size=9),
+)
+def test_every_figure_is_encoded_as_the_generated_code_reads_it(
+    prompt_bytes: int,
+    matched_tokens: int,
+    ttft: float | None,
+    cost: dict[str, float],
+    state: str,
+    name: str,
+    laps: list[str],
+) -> None:
+    """Any number, text and tracestate is read back as it was, in each of several picks."""
+    recorded = pick(
+        *[(lap, 0.001) for lap in laps],
+        prompt_bytes=prompt_bytes,
+        matched_tokens=matched_tokens,
+        predicted_ttft_ms=ttft,
+        cost=cost,
+        id=name,
+    )
+    recorded.trace.state = state
+    found = spans(recorded, end(), recorded)
+    size = recorded.span_count
+    assert len(found) == 2 * size + 1
+    assert [span.name for span in found[:size]] == [span.name for span in found[size + 1 :]]
+    seen = attributes(found[0])
+    assert (seen["kvist.prompt_bytes"], seen["kvist.matched_tokens"]) == (prompt_bytes, matched_tokens)
+    assert seen.get("kvist.predicted_ttft_seconds") == (None if ttft is None else ttft / 1000)
+    assert {k: v for k, v in seen.items() if k.startswith("kvist.cost.")} == {
+        f"kvist.cost.{term}_seconds": value for term, value in cost.items() if value
+    }
+    assert seen["kvist.request_id"] == name[:200]
+    assert {span.trace_state for span in found[:size]} == {"a=b" if state == "a=b" else ""}
+    assert len({span.span_id for span in found}) == 2 * (size - 1) + 2
 
 
 @given(st.text(st.characters(codec=None), max_size=300))

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.sim.virtual.policies.ask import Held, asked, context, pods
 from tests.sim.virtual.runs import run
 
-from kvist_sim.virtual.engine import Hardware, NotingPool, VirtualEngine
+from kvist_sim.virtual.engine import Hardware, VirtualEngine
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.jobs import BLOCK, NOTHING, Call, Job, Passage
+from kvist_sim.virtual.noting_pool import NotingPool
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policies import POLICIES
 from kvist_sim.virtual.policies.dynamo import credit

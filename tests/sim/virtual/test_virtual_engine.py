@@ -10,8 +10,9 @@ from kvist_sim.engine.blocks import BlockPool, Hasher, short
 from kvist_sim.engine.scheduler import Limits, Scheduler
 from kvist_sim.engine.scheduler import Sequence as Real
 from kvist_sim.engine.timing import Timing
-from kvist_sim.virtual.engine import Hardware, NotingPool, VirtualEngine
+from kvist_sim.virtual.engine import Hardware, VirtualEngine
 from kvist_sim.virtual.jobs import Call, Job, Passage
+from kvist_sim.virtual.noting_pool import NotingPool
 
 SIZE = 4
 HASHER = Hasher(SIZE)

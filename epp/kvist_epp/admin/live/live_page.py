@@ -23,7 +23,6 @@ from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.errors import PickError
 from kvist_epp.settings.settings import Settings
-from kvist_epp.settings.validation import parse_host_names
 
 Json = dict[str, Any]
 Explain = Callable[[str, Mapping[str, str], bytes], Mapping[str, Any]]
@@ -197,6 +196,7 @@ def make_live_page(
     others: ReplicaPages | None,
     explain: Explain,
     *,
+    origin: RequestOrigin,
     not_ready: Callable[[], str],
     warnings: Callable[[], Sequence[str]],
     version: str,
@@ -216,7 +216,7 @@ def make_live_page(
         LiveState(settings, registry, sources),
         explain,
         _no_others if others is None else others.get,
-        RequestOrigin(parse_host_names(settings.live_page_hosts), (os.uname().nodename,)),
+        origin,
         replica=registry.director.replica,
     )
 

@@ -19,11 +19,12 @@ from kvist_epp.admin.live.recent_samples import (
     SAMPLE_SECONDS,
     Cumulative,
     EndpointFigures,
-    PoolFigures,
+    PickerFigures,
     RecentSamples,
     difference,
 )
 from kvist_epp.director.endpoint_registry import EndpointRegistry, EndpointState
+from kvist_epp.engines.vllm.kv_events import GPU
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.counters import TIME_TO_FIRST_TOKEN_BUCKETS, Histogram
 
@@ -85,11 +86,11 @@ class LiveState:
             yield
         samples.keep_only(self._registry.states)
 
-    def _pool(self, now: float) -> PoolFigures:
+    def _pool(self, now: float) -> PickerFigures:
         director = self._registry.director
         metrics, flow = director.metrics, director.flow
         picked = metrics.requests["picked"]
-        return PoolFigures(
+        return PickerFigures(
             at=now,
             picked=picked,
             refused=sum(metrics.requests.values()) - picked,
@@ -180,8 +181,8 @@ class LiveState:
 
     def _traffic(self, now: float) -> Json:
         new, ring = self._pool(now), self._samples.pool
-        old = PoolFigures(*(ring.first() or (self._started_at,)))
-        recent = PoolFigures(*(ring.before(now - NOW_SECONDS) or (self._started_at,)))
+        old = PickerFigures(*(ring.first() or (self._started_at,)))
+        recent = PickerFigures(*(ring.before(now - NOW_SECONDS) or (self._started_at,)))
         price, gpus = self._settings.gpu_hour_price, self._settings.gpus_per_endpoint
         return {
             "requests_per_second": _per_second(new.picked - recent.picked, new.at - recent.at),
@@ -226,6 +227,7 @@ class LiveState:
             "backlog_seconds": round(new.backlog_seconds, DIGITS),
             "kv_usage": round(sample.cache_usage, DIGITS) if measured else None,
             "kv_tokens": sample.reported_tokens if measured else None,
+            "tiers": self._tiers(state),
             "prefill_tokens_per_second": round(load.rate, 1),
             "prefill_rate_learned": load.rate_estimator.rate is not None
             or state.scrape.rates.prefill is not None,
@@ -236,6 +238,18 @@ class LiveState:
                 "backlog_seconds": [round(value, 3) for value in ring.column(_BACKLOG)],
             },
         }
+
+    def _tiers(self, state: EndpointState) -> Json:
+        """Return the tokens that slower tiers of an endpoint hold by the index, by medium; of a storage that
+        it shares, those of all that share it."""
+        director, member = self._registry.director, state.member
+        index, found = director.index, dict[str, int]()
+        shared = None if member.storage is None else director.lookup.storages.get(member.storage)
+        for publisher in member.publishers if shared is None else (*member.publishers, shared):
+            for medium, blocks in index.blocks(publisher).items():
+                if medium != GPU:
+                    found[medium] = found.get(medium, 0) + blocks * state.member.block_size
+        return found
 
     def _joined(self, new: EndpointFigures) -> EndpointFigures:
         """Return an endpoint's figures before its first sample: it joined after the pool's last one, and this
@@ -260,7 +274,7 @@ class LiveState:
 
     def _history(self) -> Json:
         """Return the pool's series, oldest first; each point is what happened since the sample before it."""
-        rows = [PoolFigures(*row) for row in self._samples.pool.rows()]
+        rows = [PickerFigures(*row) for row in self._samples.pool.rows()]
         steps = list(pairwise(rows))
         return {
             "step_seconds": SAMPLE_SECONDS,
@@ -300,7 +314,7 @@ def _per_second(count: float, seconds: float) -> float:
     return round(count / seconds, 3) if seconds > 0 else 0.0
 
 
-def _pair(new: PoolFigures, old: PoolFigures, part: str, whole: str) -> tuple[float, float]:
+def _pair(new: PickerFigures, old: PickerFigures, part: str, whole: str) -> tuple[float, float]:
     """Return part and whole, which can be added up over replicas as a share could not."""
     return getattr(new, part) - getattr(old, part), getattr(new, whole) - getattr(old, whole)
 

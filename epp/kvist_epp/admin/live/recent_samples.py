@@ -37,7 +37,7 @@ class EndpointFigures(NamedTuple):
     backlog_seconds: float = 0.0
 
 
-class PoolFigures(NamedTuple):
+class PickerFigures(NamedTuple):
     """The whole picker at one moment; all but ``queued`` are counters."""
 
     at: float = 0.0
@@ -131,12 +131,12 @@ class RecentSamples:
     """Samples of the pool, of its histograms and of each endpoint; those of endpoints that left go."""
 
     def __init__(self) -> None:
-        self.pool = SampleRing(len(PoolFigures._fields))
+        self.pool = SampleRing(len(PickerFigures._fields))
         self.histograms: dict[str, list[Cumulative]] = {}
         """By name, oldest first, as many as the pool has rows."""
         self._endpoints: dict[str, SampleRing] = {}
 
-    def add_pool(self, figures: PoolFigures, histograms: Iterable[tuple[str, Cumulative]]) -> None:
+    def add_pool(self, figures: PickerFigures, histograms: Iterable[tuple[str, Cumulative]]) -> None:
         """Store one sample of the pool and its histograms."""
         self.pool.append(figures)
         for name, cumulative in histograms:

@@ -1,6 +1,7 @@
-"""Which requests the live page answers: names that only its owner can give it, and pages of its own origin.
+"""Which requests the pages answer: names that only their owner can give them, and pages of their own origin.
 
-A foreign web page in the viewer's browser must not read the page or use its form. The browser itself keeps
+It holds for the live page, ``/fleet`` and ``/debug``. A foreign web page in the viewer's browser must not
+read them or use their form. The browser itself keeps
 foreign origins apart, but not if the owner of a domain lets its name point at the picker's address (DNS
 rebinding): then the ``Host`` of the request is that domain. Hence only such hosts are accepted as no stranger
 can own: addresses, ``localhost``, names of this machine, names of cluster Services, and the names that

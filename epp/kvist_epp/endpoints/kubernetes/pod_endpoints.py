@@ -6,7 +6,7 @@ data-parallel rank behind it. A pod that is not ready, or terminating, keeps its
 known of its KV cache stays; the endpoint's ``refusal`` says why it receives no requests.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,6 +15,7 @@ from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, canonical_ip, ho
 from kvist_epp.names import (
     KV_EVENTS_PORT,
     KV_REPLAY_PORT,
+    LABEL_KV_STORAGE,
     POD_DATA_PARALLEL_SIZE,
     POD_KV_EVENTS,
     POD_KV_EVENTS_PORT,
@@ -39,6 +40,7 @@ class PodAnnotations(msgspec.Struct, frozen=True):
     kv_events_port: str | None = msgspec.field(name=POD_KV_EVENTS_PORT, default=None)
     kv_replay_port: str | None = msgspec.field(name=POD_KV_REPLAY_PORT, default=None)
     data_parallel_size: str | None = msgspec.field(name=POD_DATA_PARALLEL_SIZE, default=None)
+    kv_storage: str | None = msgspec.field(name=LABEL_KV_STORAGE, default=None)
 
 
 class PodMeta(ObjectMeta, frozen=True, rename="camel"):
@@ -93,7 +95,7 @@ def endpoints_of(pod: Pod, ports: Sequence[int], complain: Complain) -> tuple[En
             namespace=meta.namespace,
             address=address,
             port=port,
-            labels=meta.labels or {},
+            labels=_labels(meta),
             kv_events=events,
             kv_replay=replay,
             ranks=1 if several else _ranks(meta, complain),
@@ -104,6 +106,12 @@ def endpoints_of(pod: Pod, ports: Sequence[int], complain: Complain) -> tuple[En
         )
         for number, port in enumerate(ports)
     )
+
+
+def _labels(meta: PodMeta) -> Mapping[str, str]:
+    """Return the labels of a pod; its annotation of the storage that it shares counts as one."""
+    labels, own = meta.labels or {}, meta.annotations
+    return labels if own is None or own.kv_storage is None else {**labels, LABEL_KV_STORAGE: own.kv_storage}
 
 
 def pod_age(pod: Pod) -> PodAge:

@@ -1,5 +1,7 @@
 """Everything that is true of vLLM only, without I/O.
 
 - ``engine_metrics``: parsers of ``/metrics`` and ``/v1/models``, and the rates learned from scrapes.
-- ``kv_events``: codec of KV event messages, old form and new, with the extra keys of block hashes.
+- ``extra_keys``: what makes blocks of equal tokens different: adapter, cache salt, media.
+- ``kv_events``: codec of KV event messages, old form and new.
+- ``tier_metrics``: what engines with slower KV tiers count: cached tokens by tier, bytes, seconds of loads.
 """

@@ -13,16 +13,21 @@ from typing import Final
 
 import msgspec
 
+from kvist_epp.engines.vllm import tier_metrics
+from kvist_epp.engines.vllm.tier_metrics import NO_TIERS, TierCounters
+
 _LABELS = r'(?:[^"\n}]|"(?:\\.|[^"\\\n])*")*'
 _NAMES: Final = (
     r"num_(?:requests_(?:running|waiting)|preemptions_total)|kv_cache_usage_perc|cache_config_info"
     r"|prefix_cache_(?:queries|hits)_total|prompt_tokens_(?:total|by_source_total)|generation_tokens_total"
     r"|request_(?:prefill_(?:time_seconds_(?:sum|count)|kv_computed_tokens_sum)"
     r"|decode_time_seconds_(?:sum|count)|time_per_output_token_seconds_(?:sum|count))"
+    rf"|{tier_metrics.NAMES}"
 )
 _LINE: Final = re.compile(rf"^vllm:({_NAMES})(?:\{{({_LABELS})\}})?[ \t]+(\S+)", re.MULTILINE)
 _NEEDED: Final = re.compile(rf"\nvllm:(?:{_NAMES})[{{ \t][^\n]*".encode())
 """Begins with plain bytes, for which a page is searched ten times as fast as for the start of a line."""
+_TIER_NAMES: Final = ("kv_offload_", "prompt_tokens_cached_by_source_")
 FULL_CACHE: Final = 0.95
 """KV cache usage from which queued requests wait for blocks, not for their turn to prefill."""
 _LABEL: Final = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\\n])*)"')
@@ -66,6 +71,7 @@ class EngineSample:
     token_times: float = 0.0
     """Finished requests whose mean time per output token is in ``token_seconds``."""
     token_seconds: float = 0.0
+    tiers: TierCounters = NO_TIERS
 
     @property
     def cache_tokens(self) -> int | None:
@@ -101,6 +107,7 @@ def parse_metrics(text: str) -> EngineSample:
     blocks: int | None = None
     size_tokens: int | None = None
     local_compute: float | None = None
+    tiers: list[tuple[str, str, float]] = []
     for name, labels, raw in _LINE.findall(text):
         value = _number(raw)
         if value is None:
@@ -117,6 +124,8 @@ def parse_metrics(text: str) -> EngineSample:
         elif name == "prompt_tokens_by_source_total":
             if 'source="local_compute"' in labels:
                 local_compute = (local_compute or 0.0) + value
+        elif name.startswith(_TIER_NAMES):
+            tiers.append((name, labels, value))
         else:
             totals[name] = totals.get(name, 0.0) + value
     get = totals.get
@@ -141,6 +150,7 @@ def parse_metrics(text: str) -> EngineSample:
         decode_seconds=get("request_decode_time_seconds_sum", 0.0),
         token_times=get("request_time_per_output_token_seconds_count", 0.0),
         token_seconds=get("request_time_per_output_token_seconds_sum", 0.0),
+        tiers=tier_metrics.tier_counters(tiers) if tiers else NO_TIERS,
     )
 
 

@@ -6,24 +6,26 @@ or a positional array that begins with the class name (before). Newer engines ad
 ignored.
 
 Events are normalised here, once, so that all other modules see a single form: hashes are unsigned 64-bit
-ints, media are upper case, extra keys are split into salt and media.
-
-Extra keys are what a block's hash covers besides its tokens. In messages they are untagged so far
-(``to_event_extra_keys`` in ``v1/core/kv_cache_utils.py``), in this order: the LoRA name, pairs (media id,
-offset), the cache salt (only in the block that begins at token 0), a digest of prompt embeddings. Inside, the
-engine uses tagged tuples, which its authors mean to publish one day: both are understood. Any other key makes
-a block opaque: a block that is never matched costs a cache hit, a wrong match would make the index wrong.
+ints, media are upper case, storage that other engines read, too, is a medium of its own, extra keys are split
+into salt and media.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from kvist_epp.engines.vllm.extra_keys import read_extra_keys, write_extra_keys
 from kvist_epp.errors import EventError
 
 MASK: int = (1 << 64) - 1
 GPU: str = "GPU"
+CPU: str = "CPU"
+"""Host memory of one engine."""
+STORAGE: str = "STORAGE"
+"""Storage of one engine, a disk; or the engine does not say whose."""
+SHARED: str = "SHARED"
+"""Storage whose events have locality REMOTE (vLLM 0.31 on): other engines may read it, too."""
 
 Form: TypeAlias = Literal["map", "array"]
 
@@ -118,6 +120,7 @@ class _RemovedFields(msgspec.Struct, gc=False):
     block_hashes: list[_Hash]
     medium: str | None = None
     group_idx: int | None = None
+    locality: str | None = None
 
 
 class _StoredMap(_StoredFields, gc=False, tag="BlockStored", omit_defaults=True):
@@ -247,7 +250,11 @@ def _normal(wire: _MapEvent | _ArrayEvent) -> Event:
     if isinstance(wire, _StoredFields):
         return _stored(wire)
     if isinstance(wire, _RemovedFields):
-        return Removed(hashes=_hashes(wire.block_hashes), medium=_medium(wire.medium), group=wire.group_idx)
+        return Removed(
+            hashes=_hashes(wire.block_hashes),
+            medium=_medium(wire.medium, wire.locality),
+            group=wire.group_idx,
+        )
     return Cleared()
 
 
@@ -264,7 +271,7 @@ def _stored(wire: _StoredFields) -> Stored:
         parent=None if parent is None else _hash(parent),
         token_ids=wire.token_ids,
         block_size=wire.block_size,
-        medium=_medium(wire.medium),
+        medium=_medium(wire.medium, wire.locality),
         lora=lora,
         group=wire.group_idx,
         kind=wire.kv_cache_spec_kind,
@@ -274,8 +281,9 @@ def _stored(wire: _StoredFields) -> Stored:
     )
 
 
-def _medium(medium: str | None) -> str:
-    return GPU if medium is None else medium.upper()
+def _medium(medium: str | None, locality: str | None) -> str:
+    name = GPU if medium is None else medium.upper()
+    return SHARED if locality == "REMOTE" and name == STORAGE else name
 
 
 def _hashes(hashes: list[_Hash]) -> list[int]:
@@ -309,18 +317,24 @@ def _wire(form: Form, event: Event) -> Any:
         return _wire_stored(event, mapped=mapped)
     if isinstance(event, Removed):
         removed: Callable[..., Any] = _RemovedMap if mapped else _RemovedArray
-        return removed(event.hashes, event.medium, event.group)
+        return removed(event.hashes, *_wire_medium(event.medium, event.group))
     return _ClearedMap() if mapped else _ClearedArray()
 
 
+def _wire_medium(medium: str, group: int | None) -> tuple[str, int | None, str | None]:
+    """Return medium, group and locality, as a removal has them."""
+    return (STORAGE, group, "REMOTE") if medium == SHARED else (medium, group, None)
+
+
 def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
+    medium, _, locality = _wire_medium(event.medium, event.group)
     always = {
         "block_hashes": event.hashes,
         "parent_block_hash": event.parent,
         "token_ids": event.token_ids,
         "block_size": event.block_size,
         "lora_id": None if event.lora is None else 1,
-        "medium": event.medium,
+        "medium": medium,
         "lora_name": event.lora,
     }
     optional = {
@@ -328,7 +342,7 @@ def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
         "group_idx": event.group,
         "kv_cache_spec_kind": event.kind,
         "kv_cache_spec_sliding_window": None,
-        "locality": None,
+        "locality": locality,
         "ownership": None,
         "session_id": event.session,
     }
@@ -336,55 +350,3 @@ def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
         given = {key: value for key, value in optional.items() if value is not None}
         return {"type": "BlockStored", **always, **given}
     return ["BlockStored", *always.values(), *optional.values()]
-
-
-def read_extra_keys(
-    extra_keys: Sequence[Any], lora: str | None, *, at_root: bool
-) -> tuple[str | None, int | None]:
-    """Return (cache salt, index of the first block that is not only text); one entry for each block."""
-    salt: str | None = None
-    for position, keys in enumerate(extra_keys):
-        if not keys:
-            continue
-        rest, found = _text_keys(keys, lora)
-        misplaced = found is not None and not (at_root and position == 0)
-        if rest or misplaced:
-            return salt or (None if misplaced else found), position
-        salt = salt or found
-    return salt, None
-
-
-def _text_keys(keys: Any, lora: str | None) -> tuple[list[Any], str | None]:
-    """Return the keys of one block without adapter and salt, and the salt."""
-    rest = list(keys) if isinstance(keys, list | tuple) else [keys]
-    if lora is not None and rest[0] == lora:
-        del rest[0]
-    rest = [key for key in rest if not _tagged(key, "lora")]
-    salts = [key for key in rest if _is_salt(key)]
-    if len(salts) != 1:
-        return rest, None
-    salt = salts[0] if isinstance(salts[0], str) else salts[0][1]
-    return [key for key in rest if not _is_salt(key)], salt
-
-
-def _is_salt(key: Any) -> bool:
-    return isinstance(key, str) or _tagged(key, "cache_salt")
-
-
-def _tagged(key: Any, tag: str) -> bool:
-    """Return True for (tag, text, …); in a media pair whose id equals the tag, a number is second."""
-    return isinstance(key, list) and len(key) > 1 and key[0] == tag and isinstance(key[1], str)
-
-
-def write_extra_keys(
-    blocks: int, lora: str | None, salt: str | None, opaque_from: int | None
-) -> list[list[Any] | None] | None:
-    """Return extra keys as vLLM publishes them; None if no block has any."""
-    if lora is None and salt is None and opaque_from is None:
-        return None
-    keys: list[list[Any]] = [[] if lora is None else [lora] for _ in range(blocks)]
-    if opaque_from is not None:
-        keys[opaque_from].append(["media", 0])
-    if salt is not None:
-        keys[0].append(salt)
-    return [block or None for block in keys]

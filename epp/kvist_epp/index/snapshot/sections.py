@@ -34,7 +34,15 @@ class Section:
     Nothing of it counts before ``end`` has returned; a caller that gives it up removes the publisher.
     """
 
-    def __init__(self, restore: Restore, publisher: PublisherState, checker: DecodeChecker) -> None:
+    def __init__(
+        self,
+        restore: Restore,
+        publisher: PublisherState,
+        checker: DecodeChecker,
+        on_restored: Callable[[PublisherState], None] = lambda _: None,
+    ) -> None:
+        """``on_restored`` is called once the section is complete."""
+        self._on_restored = on_restored
         self._restore = restore
         self._publisher = publisher
         self._checker = checker
@@ -66,6 +74,7 @@ class Section:
         if self.valid:
             for block in self._pending.values():
                 self._checker.adopt(self._publisher, self._judged(block))
+            self._on_restored(self._publisher)
 
     def _judged(self, block: DecodeBlock) -> DecodeBlock:
         """The index decides: it may have been credited, or its credit taken back, after it was recorded."""

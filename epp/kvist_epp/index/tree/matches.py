@@ -7,7 +7,7 @@ of the same text) all are tried; a publisher's hit is its best.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -29,7 +29,7 @@ _FEW: Final = 8
 """Publishers for each holder from which on the holders are taken out one by one."""
 
 
-class Hit(msgspec.Struct, frozen=True):
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """Length of the prompt's prefix that one publisher holds without a gap."""
 
     tokens: int = 0
@@ -46,19 +46,19 @@ MISS = Hit()
 class Matches:
     """A snapshot: later changes of the index do not show in it."""
 
-    __slots__ = ("_bits", "_block_sizes", "_hits", "_publishers", "groups")
+    __slots__ = ("_bits", "_hits", "_publishers", "groups")
 
     def __init__(
         self,
-        groups: Iterable[tuple[Group, int]] = (),
+        groups: list[Group] | None = None,
         bits: Mapping[int, int] = NO_BITS,
         publishers: Mapping[int, int] = NO_BITS,
     ) -> None:
-        """``groups`` with their block sizes; ``bits``: publisher number → its bit in the groups;
-        ``publishers``: the reverse."""
-        ordered = sorted(groups, key=lambda pair: pair[0][1], reverse=True)
-        self.groups = [group for group, _ in ordered]
-        self._block_sizes = [size for _, size in ordered]
+        """``bits``: publisher number → its bit in the groups; ``publishers``: the reverse. The groups are
+        sorted in place, most tokens first."""
+        self.groups = groups or []
+        if len(self.groups) > 1:
+            self.groups.sort(key=_tokens, reverse=True)
         self._bits = bits
         self._publishers = publishers
         self._hits: dict[int, Hit] = {}
@@ -85,11 +85,11 @@ class Matches:
         """Return the best hit of one publisher: most tokens, then least to load, then most bytes."""
         bit = self._bits.get(publisher, 0)
         best, least = MISS, (0, 0)
-        for index, (holders, tokens, size, loads, _) in enumerate(self.groups):
+        for index, (holders, tokens, size, loads, segment) in enumerate(self.groups):
             if tokens < best.tokens:
                 break
             if holders & bit:
-                lower = _loads_of(bit, loads, self._block_sizes[index]) if loads else {}
+                lower = _loads_of(bit, loads, segment.tree.block_size) if loads else {}
                 rank = (sum(lower.values()), -size)
                 if best is MISS or rank < least:
                     best, least = Hit(tokens, size, lower) if lower else self._plain(index), rank
@@ -111,6 +111,10 @@ class Matches:
         return None
 
 
+def _tokens(group: Group) -> int:
+    return group[1]
+
+
 def _loads_of(bit: int, loads: Loads | None, block_size: int) -> dict[str, int]:
     total: dict[str, int] = {}
     while loads is not None:
@@ -126,21 +130,19 @@ def _with_load(loads: Loads | None, holders: int, medium: str, blocks: int) -> L
     return (loads, holders, medium, blocks)
 
 
-def search(tree: Tree, prompt: bytes, live: int) -> Iterator[tuple[Group, int]]:
-    """Every group of holders of a prefix of the prompt in one tree, with the tree's block size.
+def search(tree: Tree, prompt: bytes, live: int) -> list[Group]:
+    """Return every group of holders of a prefix of the prompt in one tree.
 
     The last byte is left out: vLLM always computes the last token, so a prompt that ends with a block's
     last byte gives one block less (``KVCacheManager.get_computed_blocks``).
     """
     end = len(prompt) - 1
-    if end < 0:
-        return iter(())
+    if end < 0 or not (begins := continuations(tree.root.children, -1, prompt, 0, end)):
+        return []
     walk = _Walk(tree.block_size, prompt, end)
-    walk.todo.extend(
-        (first, 0, (live, 0, None)) for first in continuations(tree.root.children, -1, prompt, 0, end)
-    )
+    walk.todo += [(first, 0, (live, 0, None)) for first in begins]
     walk.run()
-    return ((group, tree.block_size) for group in walk.groups)
+    return walk.groups
 
 
 class _Walk:

@@ -271,22 +271,25 @@ def child(children: Children, at: int, block: bytes) -> Segment | None:
     return found if found is not None and found.block(0) == block else None
 
 
-def continuations(children: Children, at: int, prompt: bytes, start: int, end: int) -> Iterator[Segment]:
-    """Children after the block at ``at`` that may go on with ``prompt[start:end]``, in any split."""
+def continuations(children: Children, at: int, prompt: bytes, start: int, end: int) -> list[Segment]:
+    """Return the children after the block at ``at`` that may go on with ``prompt[start:end]``, in any
+    split."""
     if isinstance(children, Segment):
-        if children.at == at:
-            yield children
-    elif children is not None:
-        for length, by_prefix in children.get(at, {}).items():
-            found = by_prefix.get(hash(prompt[start : start + length]))
-            if found is None:
-                continue
-            if isinstance(found, dict):
-                yield from _among(found, prompt, start, end)
-            elif prompt.startswith(found.text[: found.sizes[0]], start, end):
-                while found is not None:
-                    yield found
-                    found = found.twin
+        return [children] if children.at == at else []
+    several: list[Segment] = []
+    if children is None or (siblings := children.get(at)) is None:
+        return several
+    for length, by_prefix in siblings.items():
+        found = by_prefix.get(hash(prompt[start : start + length]))
+        if found is None:
+            continue
+        if isinstance(found, dict):
+            several += _among(found, prompt, start, end)
+        elif prompt.startswith(found.text[: found.sizes[0]], start, end):
+            while found is not None:
+                several.append(found)
+                found = found.twin
+    return several
 
 
 def _among(several: Several, prompt: bytes, start: int, end: int) -> Iterator[Segment]:

@@ -125,15 +125,15 @@ class Direct(asyncio.Protocol):
         number = next(self._numbers)
         stream = number.to_bytes(4, "big")
         self._asked[number] = _Stream(name, headers.get(SESSION_HEADER, ""), done)
-        self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _OPENING))
-        self._send(stream, _framed(_head(name, headers)) + _framed(_body(body)))
+        self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, OPENING))
+        self._send(stream, framed(head_message(name, headers)) + framed(body_message(body)))
 
     def ended(self, answers: Iterable[PickAnswer], status: int = 200) -> None:
         """Send access log entries for these requests."""
         if self._log is None:
             self._log = next(self._numbers).to_bytes(4, "big")
-            self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, self._log, _LOGGING))
-        self._send(self._log, _framed(_entries(answers, status)))
+            self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, self._log, LOG_OPENING))
+        self._send(self._log, framed(log_message(answers, status)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -257,15 +257,17 @@ def _opening(method: str) -> bytes:
     return b"".join(frames.literal(key.encode(), value.encode()) for key, value in fields.items())
 
 
-_OPENING: Final = _opening(PROCESS_METHOD)
-_LOGGING: Final = _opening(ACCESS_LOG_METHOD)
+OPENING: Final = _opening(PROCESS_METHOD)
+LOG_OPENING: Final = _opening(ACCESS_LOG_METHOD)
 
 
-def _framed(message: bytes) -> bytes:
+def framed(message: bytes) -> bytes:
+    """Return a gRPC message with its prefix."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
-def _head(name: str, headers: Mapping[str, str]) -> bytes:
+def head_message(name: str, headers: Mapping[str, str]) -> bytes:
+    """Return the ext_proc message with a request's headers; ``name`` is its request id."""
     request = ext_proc_pb2.ProcessingRequest()
     request.protocol_config.request_body_mode = ext_proc_pb2.BUFFERED
     listed = request.request_headers.headers.headers
@@ -274,13 +276,15 @@ def _head(name: str, headers: Mapping[str, str]) -> bytes:
     return request.SerializeToString()
 
 
-def _body(body: bytes) -> bytes:
+def body_message(body: bytes) -> bytes:
+    """Return the ext_proc message with a whole body."""
     request = ext_proc_pb2.ProcessingRequest()
     request.request_body.body, request.request_body.end_of_stream = body, True
     return request.SerializeToString()
 
 
-def _entries(answers: Iterable[PickAnswer], status: int) -> bytes:
+def log_message(answers: Iterable[PickAnswer], status: int) -> bytes:
+    """Return a message of the access log with the ends of these requests."""
     message = accesslog_pb2.StreamAccessLogsMessage()
     for answer in answers:
         entry = accesslog_pb2.HTTPAccessLogEntry()

@@ -37,6 +37,7 @@ def endpoint(number: int, **more: Any) -> Json:
         "backlog_seconds": 0.075 * (1 + number % 5),
         "kv_usage": round(0.2 + 0.7 * abs(math.sin(number)), 4),
         "kv_tokens": 512_000,
+        "tiers": {"CPU": 2_000_000, "SHARED": 9_000_000} if number % 3 == 1 else {},
         "prefill_tokens_per_second": 15_928.0,
         "prefill_rate_learned": True,
         "requests_per_second": 4.2,

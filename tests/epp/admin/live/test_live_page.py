@@ -15,6 +15,7 @@ from tests.epp.parts import make
 
 from kvist_epp.admin.admin_server import PickerPages, serve
 from kvist_epp.admin.live.live_page import SECURITY_HEADERS, make_live_page
+from kvist_epp.admin.live.request_origin import RequestOrigin
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.metrics import PickerMetrics
@@ -64,7 +65,14 @@ async def test_the_setting_decides_whether_there_is_a_page() -> None:
     for settings in (Settings(), Settings(live_page=False)):
         registry = EndpointRegistry(settings, parts.director, parts.clock, scrape_interval=0.0)
         page = make_live_page(
-            settings, registry, None, explain, not_ready=str, warnings=tuple, version="1.2.3"
+            settings,
+            registry,
+            None,
+            explain,
+            origin=RequestOrigin(),
+            not_ready=str,
+            warnings=tuple,
+            version="1.2.3",
         )
         found.append(page)
     assert found[0] is not None

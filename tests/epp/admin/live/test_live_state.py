@@ -159,6 +159,24 @@ async def test_figures_of_an_engine_that_is_not_measured_are_unknown() -> None:
     assert (known["running"], known["waiting"], known["kv_usage"], known["kv_tokens"]) == (3, 1, 0.25, 1000)
 
 
+async def test_each_tier_of_an_endpoint_has_its_tokens() -> None:
+    """Host memory is the endpoint's own, shared storage that of all endpoints that share it; the GPU's part
+    is the KV cache's."""
+    picker = Picker(endpoints=2)
+    index, lookup = picker.parts.director.index, picker.parts.director.lookup
+    engine, storage = index.publisher("t/e0/0"), index.publisher("storage/v")
+    lookup.storages = {"v": storage}
+    for key, publishers in (("t/e0", (engine,)), ("t/e1", ())):
+        member = picker.registry.states[key].member
+        member.publishers, member.storage = publishers, "v"
+    assert index.stored(engine, (None, None), None, [1, 2], [b"aa", b"bb"], block_size=16)
+    index.held(engine, [1], "CPU")
+    assert index.held_as_others(storage, 2, "SHARED")
+    rows = picker.rows()
+
+    assert (rows["t/e0"]["tiers"], rows["t/e1"]["tiers"]) == ({"CPU": 16, "SHARED": 16}, {"SHARED": 16})
+
+
 async def test_an_endpoint_that_left_is_gone_and_one_that_came_begins_anew() -> None:
     """Neither rows nor samples of an endpoint outlive it."""
     picker = Picker()

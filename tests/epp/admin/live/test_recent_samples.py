@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvist_epp.admin.live.recent_samples import (
     EndpointFigures,
-    PoolFigures,
+    PickerFigures,
     RecentSamples,
     SampleRing,
     difference,
@@ -76,7 +76,7 @@ def test_histograms_are_kept_as_long_as_the_pool_s_rows() -> None:
     """Memory is bounded: of both the last 30 samples are kept."""
     samples = RecentSamples()
     for number in range(100):
-        samples.add_pool(PoolFigures(at=number), [("ttft", (number, number))])
+        samples.add_pool(PickerFigures(at=number), [("ttft", (number, number))])
 
     assert len(samples.pool) == 30
     assert samples.histograms["ttft"] == [(number, number) for number in range(70, 100)]

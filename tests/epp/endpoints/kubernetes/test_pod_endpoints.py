@@ -75,6 +75,25 @@ def test_several_ports_are_several_endpoints() -> None:
     assert {name for e in found for name in e.aliases} == {"a", "ns/a", "[fd00::1]:8000"}
 
 
+@pytest.mark.parametrize(
+    ("labels", "annotations", "expected"),
+    [
+        ({"kvist.dev/kv-storage-namespace": "a"}, {}, "a"),
+        ({}, {"kvist.dev/kv-storage-namespace": "b"}, "b"),
+        ({"kvist.dev/kv-storage-namespace": "a"}, {"kvist.dev/kv-storage-namespace": "b"}, "b"),
+        ({}, {}, ""),
+    ],
+)
+def test_the_storage_that_an_engine_shares_has_a_name(
+    labels: dict[str, str], annotations: dict[str, str], expected: str
+) -> None:
+    """The name comes from an annotation of the pod, else from its label; without both it shares none by
+    name."""
+    [endpoint] = made(pod(labels=labels, annotations=annotations))
+
+    assert endpoint.storage_namespace == expected
+
+
 def test_annotations_win_over_labels() -> None:
     """Event ports come from labels or annotations; annotations take precedence."""
     labels = {"kvist.dev/kv-events-port": "7000", "kvist.dev/data-parallel-size": "2"}

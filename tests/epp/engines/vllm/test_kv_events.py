@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvist_epp.engines.vllm.extra_keys import read_extra_keys
 from kvist_epp.engines.vllm.kv_events import (
     Batch,
     Cleared,
@@ -16,14 +17,13 @@ from kvist_epp.engines.vllm.kv_events import (
     decode,
     encode,
     rank_of,
-    read_extra_keys,
 )
 from kvist_epp.errors import EventError
 
 pack = msgspec.msgpack.encode
 
 hashes = st.integers(0, 2**64 - 1)
-media = st.sampled_from(["GPU", "CPU", "STORAGE", "FS"])
+media = st.sampled_from(["GPU", "CPU", "STORAGE", "SHARED", "FS"])
 groups = st.none() | st.integers(0, 7)
 
 
@@ -184,6 +184,18 @@ def test_media_are_upper_case_and_gpu_when_absent(sent: str | None, read: str) -
     """Connectors spell media as they like."""
 
     assert only(stored_map(medium=sent)).medium == read
+
+
+@pytest.mark.parametrize(
+    ("locality", "read"), [("REMOTE", "SHARED"), ("LOCAL", "STORAGE"), (None, "STORAGE"), ("new", "STORAGE")]
+)
+def test_storage_of_others_is_a_medium_of_its_own(locality: str | None, read: str) -> None:
+    """Storage that other engines read, too, differs from an engine's own disk, in stores and removals."""
+    removal = {"type": "BlockRemoved", "block_hashes": [1], "medium": "STORAGE", "locality": locality}
+
+    assert only(stored_map(medium="STORAGE", locality=locality)).medium == read
+    assert only(removal).medium == read
+    assert only(stored_map(medium="CPU", locality=locality)).medium == "CPU"
 
 
 def test_an_adapter_without_a_name_is_not_the_base_model() -> None:
