@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from monitoring.alerts import GROUPS
 from prometheus_client.core import Metric
+from tests.epp.kvevents import recorded_tiers
 
 from kvist_epp.model_header.labeller import HeaderMetrics
 from kvist_epp.telemetry.metrics import PickerMetrics
@@ -66,10 +67,11 @@ def operator() -> Known:
 
 
 def engine() -> Known:
-    """Return the metrics of engines."""
+    """Return the metrics of engines, with those that a real one with slower KV tiers has besides."""
     metrics = EngineMetrics("m", 4096, {"block_size": "16", "num_gpu_blocks": "100"})
     metrics.rank(0)
-    return series_of(metrics.page().decode())
+    tiers = recorded_tiers.recorded("self-describing").steps[-1].metrics
+    return series_of(tiers) | series_of(metrics.page().decode())
 
 
 async def envoy() -> Known:
