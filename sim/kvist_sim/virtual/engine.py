@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
+from kvist_epp.engines.vllm.tier_metrics import NO_TIERS
 from kvist_sim.engine.timing import KV_CACHE_TOKENS, Timing
 from kvist_sim.virtual.jobs import BLOCK, Job
 from kvist_sim.virtual.noting_pool import Note, NotingPool
@@ -181,6 +182,7 @@ class VirtualEngine:
             decode_seconds=totals.decode_seconds,
             token_times=totals.token_times,
             token_seconds=totals.token_seconds,
+            tiers=NO_TIERS if self.tiers is None else self.tiers.counters(totals.hits),
         )
 
     # Decoding

@@ -37,8 +37,10 @@ from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 from kvist_sim.virtual.jobs import BLOCK, Call, block_text
 from kvist_sim.virtual.policy import Context, Pod, Request, Spec
-from kvist_sim.virtual.tiers import LoadNote, TierNote
+from kvist_sim.virtual.tiers import DISK, HOST, SHARED, LoadNote, TierNote
 
+VOLUME: Final = "volume"
+"""Name of the storage that all engines share, if they share one."""
 ROOT: Final[Root] = (None, None)
 SETTINGS: Final = Settings(max_endpoints=1, queue_bytes=1 << 40)
 """The product's defaults; time counts here, not memory, and nothing fails over."""
@@ -54,6 +56,8 @@ class IndexFeed:
         self.index = Index()
         self.numbers: dict[Pod, int] = {}
         self.routers: list[Kvist] = []
+        self.storages: dict[str, int] = {}
+        """Number in the index of the volume that engines share, once it has blocks."""
 
     def joined(self, pod: Pod) -> None:
         """Add a publisher with an empty cache."""
@@ -72,15 +76,29 @@ class IndexFeed:
             if isinstance(note, int):
                 removed.append(note)
                 continue
-            if isinstance(note, TierNote):
-                continue  # the index of this revision knows GPUs; see issue 18, part 3
             if removed:
                 self.index.removed(number, removed)
                 removed = []
+            if isinstance(note, TierNote):
+                self._slower(number, note)
+                continue
             job, first, end = note
             self._stored(pod, job, first, end, now, loaded=isinstance(note, LoadNote))
         if removed:
             self.index.removed(number, removed)
+
+    def _slower(self, number: int, note: TierNote) -> None:
+        """Take in an event of a slower place. The hash tells where a block belongs, which the GPU has
+        announced before (``kvevents.tier_blocks``)."""
+        medium = note.medium
+        if not note.stored:
+            self.index.removed(number, note.names, medium=medium)
+            return
+        if medium == SHARED:
+            number = self.storages.setdefault(VOLUME, self.index.publisher(VOLUME))
+        for name in note.names:
+            if not self.index.held(number, (name,), medium, counted=medium == HOST):
+                self.index.held_as_others(number, name, medium)
 
     def _stored(self, pod: Pod, job: Any, first: int, end: int, now: float, *, loaded: bool) -> None:
         call: Call = job.call
@@ -201,7 +219,9 @@ class Kvist(RequestListener):
         self._follow()
         lookup = self.director.lookup
         lookup.leave(endpoint.key)
-        lookup.join(endpoint.key, Member((self._feed.numbers[pod],), block_size=pod.block_size))
+        lookup.storages = self._feed.storages
+        member = Member((self._feed.numbers[pod],), block_size=pod.block_size, storage=VOLUME)
+        lookup.join(endpoint.key, member)
 
     def left(self, pod: Pod, now: float) -> None:  # noqa: ARG002
         endpoint = self.endpoints.pop(pod)
@@ -218,7 +238,15 @@ class Kvist(RequestListener):
         if isinstance(answer, QueuedRequest):
             self._queued[answer] = request
             return None
-        return pods.index(self._pods[answer.endpoints[0]])
+        pod = self._pods[answer.endpoints[0]]
+        self._forbid_loads(request, pod)
+        return pods.index(pod)
+
+    def _forbid_loads(self, request: Request, pod: Pod) -> None:
+        """Do as ``RequestContext.body_for``: the body says from where the engine shall not load."""
+        skipped = self.registry.states[self.endpoints[pod].key].load.skipped_media
+        if skipped and isinstance(request, Call):
+            request.load_tiers = frozenset((HOST, DISK, SHARED)) - skipped
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
         """Implement ``Policy``: the director knows."""

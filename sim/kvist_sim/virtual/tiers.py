@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple
 
+from kvist_epp.engines.vllm.tier_metrics import TierCounters
 from kvist_sim.engine.timing import KV_BYTES_PER_TOKEN
 from kvist_sim.virtual.jobs import BLOCK, Job
 
@@ -108,6 +109,12 @@ class TierStore:
         """Drop the least recently used blocks beyond the size, and return them."""
         return [self._names.popitem(last=False)[0] for _ in range(len(self) - self.kind.blocks)]
 
+    def read_seconds(self, blocks: int, now: float) -> float:
+        """Return the seconds that an engine would count for the transfer of so many blocks: its own, and of a
+        shared volume also those of others that come before."""
+        own = blocks * self.kind.block_seconds
+        return own + max(0.0, self._free_at - now) if self.kind.medium == SHARED else own
+
     def read(self, blocks: int, now: float) -> float:
         """Return the time at which so many more blocks have been read."""
         self._free_at = max(now, self._free_at) + blocks * self.kind.block_seconds
@@ -124,6 +131,10 @@ class EngineTiers:
         self.host = host
         self.disks = tuple(disks)
         self._noting = noting
+        self.loaded = dict.fromkeys((HOST, DISK, SHARED), 0)
+        """Blocks that were loaded, by the place in which they were found."""
+        self.load_seconds = self.read_seconds = 0.0
+        """Seconds of transfers to the GPU, and from disks to memory."""
         self._random = Random(f"order of events {seed}")
         self._loads: list[TierNote] = []
         self._offloads: list[TierNote] = []
@@ -157,11 +168,27 @@ class EngineTiers:
         for disk in self.disks:
             at = [first + n for n, store in enumerate(found) if store is disk]
             if at:
+                self.read_seconds += disk.read_seconds(len(at), now)
                 there = max(there, disk.read(len(at), now))
                 disk.touch(job.hashes[n] for n in at)
                 self._promote(job, at)
         self.host.touch(job.hashes[first : first + len(found)])
+        for store in found:
+            self.loaded[store.kind.medium] += 1
+        self.load_seconds += self.host.read_seconds(len(found), there)
         return self.host.read(len(found), there)
+
+    def counters(self, on_gpu: int) -> TierCounters:
+        """Return the totals that ``/metrics`` would have; ``on_gpu``: prompt tokens found on the GPU."""
+        each, size = KV_BYTES_PER_TOKEN * BLOCK, self.loaded
+        from_disk = size[DISK] + size[SHARED]
+        return TierCounters(
+            {"device": on_gpu, "host": size[HOST] * BLOCK, "disk": from_disk * BLOCK},
+            load_bytes=(size[HOST] + from_disk) * each,
+            load_seconds=self.load_seconds,
+            read_bytes=from_disk * each,
+            read_seconds=self.read_seconds,
+        )
 
     def offload(self, job: Job, first: int, end: int) -> None:
         """Copy computed blocks of a job to every place."""
