@@ -39,8 +39,7 @@ from kvist_sim.virtual.jobs import BLOCK, Call, block_text
 from kvist_sim.virtual.policy import Context, Pod, Request, Spec
 from kvist_sim.virtual.tiers import DISK, HOST, SHARED, LoadNote, TierNote
 
-VOLUME: Final = "volume"
-"""Name of the storage that all engines share, if they share one."""
+VOLUME: Final = "volume"  # the storage that all engines share, if they share one
 ROOT: Final[Root] = (None, None)
 SETTINGS: Final = Settings(max_endpoints=1, queue_bytes=1 << 40)
 """The product's defaults; time counts here, not memory, and nothing fails over."""
@@ -88,13 +87,11 @@ class IndexFeed:
             self.index.removed(number, removed)
 
     def _slower(self, number: int, note: TierNote) -> None:
-        """Take in an event of a slower place. The hash tells where a block belongs, which the GPU has
-        announced before (``kvevents.tier_blocks``)."""
-        medium = note.medium
+        """Take in an event of a slower place; the GPU has announced the block (``kvevents.tier_blocks``)."""
         if not note.stored:
-            self.index.removed(number, note.names, medium=medium)
+            self.index.removed(number, note.names, medium=note.medium)
             return
-        if medium == SHARED:
+        if (medium := note.medium) == SHARED:
             number = self.storages.setdefault(VOLUME, self.index.publisher(VOLUME))
         for name in note.names:
             if not self.index.held(number, (name,), medium, counted=medium == HOST):
@@ -239,14 +236,10 @@ class Kvist(RequestListener):
             self._queued[answer] = request
             return None
         pod = self._pods[answer.endpoints[0]]
-        self._forbid_loads(request, pod)
-        return pods.index(pod)
-
-    def _forbid_loads(self, request: Request, pod: Pod) -> None:
-        """Do as ``RequestContext.body_for``: the body says from where the engine shall not load."""
         skipped = self.registry.states[self.endpoints[pod].key].load.skipped_media
-        if skipped and isinstance(request, Call):
+        if skipped and isinstance(request, Call):  # as ``RequestContext.body_for`` says it in the body
             request.load_tiers = frozenset((HOST, DISK, SHARED)) - skipped
+        return pods.index(pod)
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
         """Implement ``Policy``: the director knows."""
