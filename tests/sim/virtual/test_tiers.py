@@ -279,8 +279,8 @@ def test_three_rows_of_the_table_have_slower_places() -> None:
 
 
 def test_the_picker_s_index_knows_every_place() -> None:
-    """The product's index, told by an engine's events, finds a prompt in memory, then on disk, and for an
-    engine that shares the volume what the other wrote."""
+    """The product's index, which follows an engine's events, finds a prompt in memory, then on disk, and
+    in the volume for the engine that shares it."""
     feed, first, second = IndexFeed(), Pod(0, "a", GPU_BLOCKS, BLOCK), Pod(1, "b", GPU_BLOCKS, BLOCK)
     for pod in (first, second):
         feed.joined(pod)
