@@ -13,6 +13,7 @@ from kvist_sim.virtual.engine import Hardware, VirtualEngine
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.jobs import BLOCK, NOTHING, Call, Job, Passage
 from kvist_sim.virtual.noting_pool import NotingPool
+from kvist_sim.virtual.ours import ROOT, IndexFeed
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policies import POLICIES
 from kvist_sim.virtual.policies.dynamo import credit
@@ -275,3 +276,25 @@ def test_three_rows_of_the_table_have_slower_places() -> None:
     speeds = {name: [kind.block_seconds < block for kind in fleet.tiers] for name, fleet in tiered.items()}
     assert speeds == {"returning": [True, True], "library": [True, True], "archive": [True, False]}
     assert [kind.medium for kind in tiered["library"].tiers] == [HOST, SHARED]
+
+
+def test_the_picker_s_index_knows_every_place() -> None:
+    """The product's index, which follows an engine's events, finds a prompt in memory, then on disk, and
+    in the volume for the engine that shares it."""
+    feed, first, second = IndexFeed(), Pod(0, "a", GPU_BLOCKS, BLOCK), Pod(1, "b", GPU_BLOCKS, BLOCK)
+    for pod in (first, second):
+        feed.joined(pod)
+    where, text = engine(disk(), disk(medium=SHARED)), prompt()
+
+    def hit(number: int) -> dict[str, int]:
+        found = feed.index.match(ROOT, text.text).of(number)
+        return {"gpu": found.tokens - sum(found.lower.values()), **found.lower}
+
+    for number, expected in ((0, {"gpu": 640}), (2, {"gpu": 0, HOST: 640}), (8, {"gpu": 0, DISK: 640})):
+        if not number:
+            ask(where, text)
+        others(where, number)
+        feed.told(first, list(where.take_notes()), 0.0)
+        assert hit(feed.numbers[first]) == expected
+    assert hit(feed.storages["volume"]) == {"gpu": 0, SHARED: 640}
+    assert hit(feed.numbers[second]) == {"gpu": 0}
