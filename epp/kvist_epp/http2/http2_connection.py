@@ -150,25 +150,19 @@ class Http2Connection:
     def on_data_frame(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
         """Process a whole DATA frame, ``chunk[start:stop]``: ``on_data_begin`` and ``on_data`` in one."""
         size = stop - start
-        self._credit -= size
-        if self._credit * 2 < self.limits.connection_window:
-            self._refill_window()
-        stream = self._open.get(number)
-        if stream is None or stream.half_closed or not (size or ends):
-            self._unusual_data(stream, number, size)
+        stream = self.on_data_begin(number, size, not size, ends)
+        if stream is None:
             return
-        if not ends:
-            self._charge(stream, size)
-        if size and (ends or not stream.sent):  # else the stream was reset
+        if size:
             stream.on_data(chunk, start, stop)
         if ends and number in self._open:
             stream.on_end_stream()
 
-    def on_data_begin(self, number: int, size: int, empty: bool, ends: int) -> None:
+    def on_data_begin(self, number: int, size: int, empty: bool, ends: int) -> GrpcStream | None:
         """Account for the begin of a DATA frame, with ``size`` bytes for flow control (RFC 9113 section 5.2).
 
-        ``empty`` means that it has no content. Raises ``ProtocolError``, as every callback of the parser may:
-        the connection then ends.
+        ``empty`` means that it has no content. Returns the stream that takes its content or its end, if one
+        does. Raises ``ProtocolError``, as every callback of the parser may: the connection then ends.
         """
         self._credit -= size
         if self._credit * 2 < self.limits.connection_window:
@@ -176,8 +170,11 @@ class Http2Connection:
         stream = self._open.get(number)
         if stream is None or stream.half_closed or (empty and not ends):
             self._unusual_data(stream, number, size)
-        elif not ends:
-            self._charge(stream, size)
+            return None
+        if ends:
+            return stream
+        self._charge(stream, size)
+        return None if stream.sent else stream  # an answered one was reset
 
     def on_data(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
         """Process ``chunk[start:stop]`` of DATA; ``ends`` with the last piece of a frame with END_STREAM."""
@@ -196,8 +193,7 @@ class Http2Connection:
 
     def on_data_frames(self, number: int, pieces: list[memoryview], size: int) -> None:
         """Process the content of DATA frames, ``size`` bytes and fewer than are `awaited`; none ends."""
-        self.on_data_begin(number, size, empty=False, ends=0)
-        stream = self._open.get(number)
+        stream = self.on_data_begin(number, size, empty=False, ends=0)
         if stream is not None:
             stream.on_pieces(pieces, size)
 
