@@ -16,7 +16,7 @@ again = $(1) || { echo "make: running again, one by one, the files in which a te
 TIERS  := data_plane monitoring engine cluster http2 charts images e2e browser website
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser test-monitoring test-site fuzz bench-fuzz test-all site site-serve check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-alerts bench-disk golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser test-monitoring test-site fuzz bench-fuzz test-all site site-serve check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-alerts bench-disk bench-tiers bench-pd golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -49,7 +49,7 @@ reruns: $(READY)  ## how many test files were run again after a failure, and whi
 test-data-plane: $(READY)  ## real Envoy, both transports, both modes
 	$(call again,$(PYTEST) -n 4 --dist worksteal tests/data_plane)
 
-test-engine: $(READY)  ## real vLLM on CPU (downloaded once into a cache folder, about 7 GB)
+test-engine: $(READY)  ## real vLLM on CPU (downloaded once into a cache folder, about 7 GB; needs root for a small volume)
 	$(call again,$(PYTEST) -rP tests/engine)
 
 test-monitoring: $(READY)  ## dashboards and alerts: promtool, and every metric that they name (Prometheus from Debian's package)
@@ -78,8 +78,18 @@ bench-alerts: $(READY)  ## the runbooks that take longer, on the cluster tier (a
 	$(BIN)/python -m tests.monitoring.binaries
 	$(PYTEST) -n 0 -rP tests/cluster/runbooks_of_*.py
 
-bench-disk: $(READY)  ## the disk cleaner beside a process that overflows its folder for ten minutes
+bench-pd: $(READY)  ## 300 requests and faults with prefill and decode on two real engines (about 20 minutes)
+	$(BIN)/python -m tests.engine.disaggregation_bench
+
+bench-disk: $(READY)  ## the disk cleaner beside a process that overflows its folder for ten minutes, then a pool with memory, disk and a shared claim in a whole cluster (needs root)
 	KVIST_DISK_SECONDS=600 $(PYTEST) -n 0 -rP --timeout 900 tests/epp/sidecars/test_disk_cleaner.py -k ten_minutes
+	$(BIN)/python -m tests.cluster.binaries
+	KVIST_DISK_SECONDS=600 $(PYTEST) -n 0 -s tests/cluster/test_e2e_disk.py -k shared_claim
+
+bench-tiers: $(READY)  ## 300 mixed requests on host memory and a shared folder, and on LMCache's server, real vLLM: predictions by source; faults of tiers one after another, an engine and a server of LMCache that restart (needs root)
+	KVIST_TIER_REQUESTS=300 KVIST_LMCACHE_REQUESTS=300 $(PYTEST) -n 0 -rP tests/engine/tiers -k predictions
+	$(BIN)/python -m tests.engine.tiers.tier_faults
+	$(BIN)/python -m tests.engine.tiers.lmcache_faults
 
 test-http2: $(READY)  ## h2spec, grpc-go and grpcio against the HTTP/2 server (Go tools built once, half a minute)
 	$(BIN)/python -m tests.http2.binaries

@@ -21,6 +21,7 @@ NAMES: Final = (
     "08-autoscaling",
     "09-multi-node",
     "10-airgapped",
+    "11-disaggregated",
 )
 NODES: Final[Mapping[str, str]] = {"01-minimal": "H100-80GB"}
 """The GPU of examples whose pools leave it to the nodes' labels."""

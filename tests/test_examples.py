@@ -33,7 +33,7 @@ def rendered(path: Path, capsys: pytest.CaptureFixture[str]) -> list[Json]:
     return list(yaml.safe_load_all(out))
 
 
-def test_there_are_the_ten() -> None:
+def test_there_are_those_that_the_index_names() -> None:
     """Each folder has a README that says what happens and how to try it, and the index links it."""
     index = (EXAMPLES / "README.md").read_text()
     assert sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir()) == list(NAMES)

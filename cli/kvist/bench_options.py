@@ -110,6 +110,20 @@ def bench_ends_options(parser: argparse.ArgumentParser) -> None:
     _results(parser)
 
 
+def bench_disaggregation_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench disaggregation``."""
+    parser.add_argument(
+        "--seconds", type=positive, default=2.0, metavar="N", help="seconds of each cell (default: 2)"
+    )
+    parser.add_argument("--sizes", type=sizes, metavar="KB,…", help="prompts in KB (default: 1,40,450)")
+    parser.add_argument(
+        "--part",
+        choices=("cost", "burst"),
+        help="only the cost of each kind of request, or only 200 requests at once (default: both)",
+    )
+    _results(parser)
+
+
 def bench_traces_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench traces``."""
     parser.add_argument(
@@ -224,6 +238,11 @@ def bench_route_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", type=words, metavar="NAME,…", default=(), help=names)
     parser.add_argument("--policy", type=words, metavar="NAME,…", default=(), help=names)
     parser.add_argument(
+        "--disaggregation",
+        action="store_true",
+        help="workloads and policies in which one engine computes a prompt and another one answers",
+    )
+    parser.add_argument(
         "--load",
         type=loads,
         metavar="SHARE,…",
@@ -246,7 +265,8 @@ def bench_route_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="after N seeds, drop the policies that are far behind: continue with kvist, with the two best "
         "others if they are within 10 points or a quarter of the best goodput, and with round robin and "
-        "least requests if they are within 10 points of kvist (default: 0, drop none)",
+        "least requests if they are within 10 points of kvist; with --disaggregation, continue with the best "
+        "ratio of each rule with fixed roles (default: 0, drop none)",
     )
     parser.add_argument(
         "--keep",

@@ -169,6 +169,17 @@ COMMANDS: Final = (
   kvist bench ends --write-docs docs/benchmarks.md""",
     ),
     Command(
+        words=("bench", "disaggregation"),
+        summary="measure what a request in two legs costs the picker, and 200 of them at once",
+        function="kvist_sim.bench.disaggregation.command:main",
+        options=bench_options.bench_disaggregation_options,
+        examples="""\
+  kvist bench disaggregation
+  kvist bench disaggregation --part cost --sizes 450 --seconds 5
+  kvist bench disaggregation --part burst --json burst.json
+  kvist bench disaggregation --write-docs docs/benchmarks.md""",
+    ),
+    Command(
         words=("bench", "traces"),
         summary="measure what OpenTelemetry traces cost the picker: off, and with several shares sampled",
         function="kvist_sim.bench.traces:main",

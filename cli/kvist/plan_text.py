@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kvist_operator.plan import Plan, PlanVerdict
@@ -39,7 +40,14 @@ def print_text(text: str) -> None:
 
 
 def plan_page(plan: Plan) -> str:
-    """Return the page of ``kvist plan``."""
+    """Return the page of ``kvist plan``; of a pool with roles that of each role."""
+    if plan.prefill is None:
+        return _page(plan)
+    parts = (("prefill", plan.prefill), ("decode", replace(plan, prefill=None)))
+    return "\n\n".join(f"=== engines for {role} ===\n{_page(each)}" for role, each in parts)
+
+
+def _page(plan: Plan) -> str:
     whole = plan.to_dict()
     name = plan.hardware.accelerator.name
     memory = [*bar(whole["memory"], name, caches=plan.memory.caches), _held(plan, whole["memory"])]
@@ -48,6 +56,9 @@ def plan_page(plan: Plan) -> str:
 
 def from_status(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan of a pool's status in the spelling of ``Plan.to_dict``; names in ``env`` stay."""
+    if isinstance(prefill := plan.get("prefill"), Mapping):
+        rest = {key: value for key, value in plan.items() if key != "prefill"}
+        return {**from_status(rest), "prefill": from_status(prefill)}
     return {
         _snake(key): {_snake(k): v for k, v in value.items()}
         if isinstance(value, Mapping) and key != "env"

@@ -67,7 +67,8 @@ async def _follow(picker: PickerClient, console: Console, interval: float) -> No
         while not stop.is_set():
             live.update(screen(document, console.width, console.height, problem), refresh=True)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), interval)
+                async with asyncio.timeout(interval):  # wait_for of 3.11 may swallow Ctrl-C at its end
+                    await stop.wait()
             try:
                 document, problem = await state(picker), ""
             except PickerClientError as error:
@@ -156,17 +157,18 @@ def _table(rows: list[Document], *, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
     table.add_column("ENDPOINT", no_wrap=True, overflow="ellipsis", ratio=3, min_width=12)
     table.add_column("STATE", no_wrap=True, overflow="ellipsis", ratio=6 if wide else 3, min_width=11)
-    for name in ("LOAD", "BACKLOG", "KV", "CACHE", "REQ/S"):
+    tiered = any(one.get("tiers") for one in rows)
+    for name in ("LOAD", "BACKLOG", "KV", *(("TIERS",) if tiered else ()), "CACHE", "REQ/S"):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
         for name in ("RUNNING", "WAITING", "TOKENS", "PREFILL/S"):
             table.add_column(name, justify="right", no_wrap=True)
     for one in rows:
-        table.add_row(*_cells(one, wide=wide))
+        table.add_row(*_cells(one, wide=wide, tiered=tiered))
     return table
 
 
-def _cells(one: Document, *, wide: bool) -> Iterator[RenderableType]:
+def _cells(one: Document, *, wide: bool, tiered: bool) -> Iterator[RenderableType]:
     style = _STYLES[min(one["severity"], len(_STYLES) - 1)]
     state = Text(one["state"], style=style)
     if one["reason"]:
@@ -177,6 +179,8 @@ def _cells(one: Document, *, wide: bool) -> Iterator[RenderableType]:
     yield f"{one['requests']}" + (f"/{one['slots']}" if one["slots"] else "")
     yield units.seconds(one["backlog_seconds"])
     yield units.share(one["kv_usage"])
+    if tiered:
+        yield _tiers(one.get("tiers", {}), wide=wide)
     yield units.share(hits["predicted"] if hits["true"] is None else hits["true"])
     yield units.rate(one["requests_per_second"]).removesuffix("/s")
     if wide:
@@ -184,6 +188,15 @@ def _cells(one: Document, *, wide: bool) -> Iterator[RenderableType]:
         yield units.UNKNOWN if one["waiting"] is None else str(one["waiting"])
         yield units.count(one["backlog_tokens"])
         yield units.count(one["prefill_tokens_per_second"])
+
+
+def _tiers(tiers: Mapping[str, int], *, wide: bool) -> str:
+    """Return the tokens on slower tiers: each tier's where there is room, else all together."""
+    if not tiers:
+        return units.UNKNOWN
+    if not wide:
+        return units.count(sum(tiers.values()))
+    return ", ".join(f"{units.tier(medium)} {units.count(tokens)}" for medium, tokens in tiers.items())
 
 
 def _replica(one: Document) -> Text:

@@ -27,6 +27,7 @@ this.
 - ``prefix_stats``: popularity and value of prefixes.
 - ``prompt``: parsing of requests, chat templates, vocabularies.
 - ``replicas``: exchange of load and index between replicas of the picker.
+- ``disaggregation``: prompts that one endpoint computes for another one.
 - ``prewarm``: computation of hot prefixes where they will be needed.
 - ``telemetry``: metrics and logs.
 - ``tracing``: OpenTelemetry traces of picks.

@@ -91,6 +91,14 @@ LABEL_MAX_NUM_SEQS: Final = "kvist.dev/max-num-seqs"
 LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
 """Endpoint labels that state a pod's role; the first match counts: ``prefill``, ``decode``, ``both`` …"""
 
+LABEL_KV_COMPATIBILITY: Final = "kvist.dev/kv-compatibility"
+"""Endpoint label with an opaque value: KV cache blocks are transferred only between endpoints with equal
+values, or between those without one. NIXL refuses a handshake between engines of different versions or
+flags."""
+
+PREFILLER_HEADER: Final = "x-prefiller-host-port"
+"""Request header that names the prefill endpoint to llm-d's sidecar in a decode pod."""
+
 LABEL_KV_STORAGE: Final = "kvist.dev/kv-storage-namespace"
 """Endpoint label, or annotation of a pod, that names the storage of KV blocks that its engine shares: engines
 with the same name read what the others write."""
@@ -98,9 +106,24 @@ with the same name read what the others write."""
 LABEL_POOL: Final = "kvist.dev/pool"
 """Label of the pods of our own InferencePool: its name."""
 
+LABEL_KV_STORAGE_TOKENS: Final = "kvist.dev/kv-storage-tokens"
+"""Endpoint label, or annotation of a pod: how many tokens a server of LMCache can hold, where it is one."""
+
+POD_KV_STORAGE_SCOPE: Final = "kvist.dev/kv-storage-scope"
+NODE_SCOPE: Final = "node"
+"""Annotation of a pod, and its one value: each node has a storage of the name of its own."""
+
 POD_KV_TIERS: Final = "kvist.dev/kv-tiers"
-"""Annotation of a pod: the places of its KV cache blocks besides the GPU, comma separated, of ``host``,
-``disk`` and ``shared``."""
+LMCACHE_TIER: Final = "lmcache"
+"""Annotation of a pod, or endpoint label: the places of its KV cache blocks besides the GPU, comma separated,
+of ``host``, ``disk``, ``shared`` and ``lmcache``; the last one says that its storage is a server of
+LMCache."""
+LMCACHE_PREFIX: Final = "lmcache/"
+"""Before the names of such storages in the picker; no label has a slash."""
+SHARED_MEDIUM: Final = "SHARED"
+"""The picker's name of storage that several engines share."""
+LMCACHE_MEDIUM: Final = "LMCACHE"
+"""The picker's name of servers of LMCache."""
 
 POOL_GROUP: Final = "inference.networking.k8s.io"
 OWN_GROUP: Final = "kvist.dev"

@@ -17,6 +17,7 @@ picker.
 - ``flag_table``: every flag of vLLM by version, as its own parser declares it.
 - ``flag_values``: values of flags that vLLM's parser refuses.
 - ``extra_args``: reads and checks the flags that users add.
+- ``json_digest``: a short hash of facts.
 - ``manifests``: turns a plan into objects.
 - ``apply``: compares desired with observed objects and decides on the steps.
 - ``status``: what the user reads: status and conditions.

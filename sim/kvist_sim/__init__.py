@@ -10,6 +10,7 @@
 - ``processes``: child processes that are watched and always ended.
 - ``ports``: free ports that no two processes on the machine get.
 - ``launch``: starts engines and pickers as processes.
+- ``eager_picker``: the picker, which computes every prompt elsewhere that it can.
 - ``envoy``: runs a real Envoy, and its configuration for the picker.
 - ``envoy_settings``: settings of one Envoy, from which ``envoy`` makes its configuration, and its TLS.
 - ``envoy_tracing``: the part of Envoy's configuration that exports its spans.

@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from io import StringIO
@@ -131,12 +133,17 @@ async def test_the_live_table_ends_cleanly(key: bytes) -> None:
 
 
 def _on_terminal(address: str, key: bytes) -> tuple[int, bytes]:
-    """Run the command on a pseudo-terminal, press a key once it shows the table; status and output."""
+    """Run the command on a pseudo-terminal, press a key once it shows the table; status and output.
+
+    A command that ignores the key is killed: the thread that reads here would keep the tests from ending.
+    """
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
         argv = [sys.executable, "-m", "kvist", "top", "--address", address, "--interval", "0.2"]
         os.execv(sys.executable, argv)
+    watchdog = threading.Timer(90.0, os.kill, (child, signal.SIGKILL))
+    watchdog.start()
     output, pressed = b"", False
     while True:
         try:
@@ -149,6 +156,24 @@ def _on_terminal(address: str, key: bytes) -> tuple[int, bytes]:
         if not pressed and b"qwen-2" in output:
             pressed = True
             os.write(terminal, key)
+    watchdog.cancel()
     _, status = os.waitpid(child, 0)
     os.close(terminal)
     return os.waitstatus_to_exitcode(status), output
+
+
+@pytest.mark.parametrize(("width", "cell"), [(80, "11M"), (140, "host 2M, shared 9M")])
+def test_slower_tiers_have_a_column_where_there_are_any(width: int, cell: str) -> None:
+    """Tokens on host memory and storage stand beside the KV cache, in all on a narrow terminal; a pool whose
+    engines have none is without the column."""
+    doc = merged(document(endpoints=3), {})
+    tiered = shown(doc, width)
+    for one in doc["endpoints"]:
+        one["tiers"] = {}
+    plain = shown(doc, width)
+    [head], [row] = ([one for one in tiered if word in one] for word in ("TIERS", "qwen-1"))
+
+    assert head.index("KV") < head.index("TIERS") < head.index("CACHE")
+    assert cell in row
+    assert max(map(len, tiered)) <= width
+    assert not any("TIERS" in line for line in plain)

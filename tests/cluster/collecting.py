@@ -16,15 +16,18 @@ START_SECONDS = 90.0
 
 
 @asynccontextmanager
-async def collecting(plane: ControlPlane, folder: Path) -> AsyncIterator[None]:
-    """Run the garbage collector: objects without an owner go, and deletions in the foreground end."""
+async def collecting(plane: ControlPlane, folder: Path, *more: str) -> AsyncIterator[None]:
+    """Run the garbage collector: objects without an owner go, and deletions in the foreground end.
+
+    ``more``: names of other controllers to run.
+    """
     [port] = free_ports(1)
     config = plane.kubeconfig("collector")
     argv = [
         *(str(binary("kube-controller-manager")), "--leader-elect=false", f"--bind-address={HOST}"),
         *(f"--{flag}={config}" for flag in ("kubeconfig", "authentication-kubeconfig")),
         *(f"--authorization-kubeconfig={config}", f"--secure-port={port}"),
-        "--controllers=garbage-collector-controller",
+        f"--controllers={','.join(('garbage-collector-controller', *more))}",
     ]
     async with Children(folder, grace_seconds=1.0) as children:
         child = children.start("kube-controller-manager", argv)

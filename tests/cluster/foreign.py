@@ -58,6 +58,13 @@ _SPEC = {
         },
     },
 }
+_STATUS = {
+    "type": "object",
+    "properties": {
+        "hpaPodSelector": {"type": "string"},
+        **{name: {"type": "integer"} for name in ("replicas", "readyReplicas", "updatedReplicas")},
+    },
+}
 LWS: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -74,7 +81,17 @@ LWS: dict[str, Any] = {
                 "name": "v1",
                 "served": True,
                 "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": _SPEC}}},
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "properties": {"spec": _SPEC, "status": _STATUS}}
+                },
+                "subresources": {
+                    "status": {},
+                    "scale": {
+                        "specReplicasPath": ".spec.replicas",
+                        "statusReplicasPath": ".status.replicas",
+                        "labelSelectorPath": ".status.hpaPodSelector",
+                    },
+                },
             }
         ],
     },

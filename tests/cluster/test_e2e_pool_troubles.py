@@ -44,6 +44,23 @@ async def test_a_pool_without_capacity_quotes_the_scheduler(cluster: Cluster, ro
     assert found["reason"] == "Unschedulable"
 
 
+async def test_roles_without_rdma_devices_quote_the_scheduler(cluster: Cluster, room: Space) -> None:
+    """With RDMA devices that no node has, engines of both roles wait; the conditions name the device, the
+    field, and the role that is missing."""
+    await installed(cluster, room.client)
+    roles: Json = {"mode": "Roles", "prefill": {"replicas": 1}}
+    link: Json = {"rdma": {"resourceName": "rdma/hca", "ipcLock": "Disabled"}}
+    more = {**PLAIN, "picker": {"replicas": 1}}
+    await room.apply(pool("twig", **more, disaggregation=roles, interconnect=link))
+    found = await said(room, "rdma/hca")
+
+    assert found["reason"] == "Unschedulable"
+    assert "Insufficient rdma/hca" in found["message"]
+    assert "leave spec.interconnect.rdma out" in found["message"]
+    paired = await said(room, "no engine for prefill is ready", "Disaggregated")
+    assert (paired["status"], paired["reason"]) == ("False", "NoPrefill")
+
+
 async def test_engines_wait_for_the_secret_with_their_api_key(cluster: Cluster, room: Space) -> None:
     """Without the Secret no engine starts, and the condition names it and the field. With it clients are
     answered with 401 without the key and with 200 with it, and the key is in no object of the pool but the

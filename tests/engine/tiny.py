@@ -1,6 +1,9 @@
 """Model folders a real vLLM can load: a tokenizer folder plus the configuration of a tiny random Qwen3."""
 
 import json
+import random
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.models import folders
@@ -54,3 +57,84 @@ def add_weights_config(folder: Path, *, context: int = 32768) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def add_weights(folder: Path, *, seed: int = 1) -> Path:
+    """Write random weights, for ``--load-format safetensors``, with which outputs depend on the KV cache.
+
+    With ``--load-format dummy`` all logits are nearly equal, whatever the KV cache contains. Here the scale
+    of queries, keys and their norms makes attention peaked, and ``lm_head`` is a matrix of its own, so that
+    one wrong block changes text and logprobs. The file is that of the safetensors format: the length of a
+    JSON header (8 bytes, little endian), the header, the numbers."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"tie_word_embeddings": False}
+    path.write_text(json.dumps(config))
+    return _write(folder / "model.safetensors", _tensors(config), seed)
+
+
+RANK = 8
+"""Of ``adapter``."""
+
+
+def adapter(folder: Path, base: Path, *, seed: int = 2) -> Path:
+    """Write a LoRA adapter of the attention of a model in ``base``, large enough to change its answers."""
+    folder.mkdir()
+    config = json.loads((base / "config.json").read_text())
+    settings = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": str(base),
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    _write(folder / "adapter_model.safetensors", _adapter_tensors(config), seed)
+    return folder
+
+
+def _write(path: Path, tensors: Iterable[tuple[str, list[int], float]], seed: int) -> Path:
+    """Write a file of random matrices and constant vectors; return its folder."""
+    generator = random.Random(seed)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    numbers, at = bytearray(), 0
+    for name, shape, scale in tensors:
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        values = (generator.gauss(0.0, scale) for _ in range(count)) if len(shape) > 1 else [scale] * count
+        numbers += array("f", values).tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, len(numbers)]}
+        at = len(numbers)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + numbers)
+    return path.parent
+
+
+def _adapter_tensors(config: dict[str, int]) -> Iterator[tuple[str, list[int], float]]:
+    """Yield name, shape and deviation of each matrix of an adapter."""
+    for name, shape, _ in _tensors(config):
+        if "self_attn" in name and len(shape) > 1:
+            prefix, (out, into) = f"base_model.model.{name.removesuffix('.weight')}", shape
+            yield f"{prefix}.lora_A.weight", [RANK, into], into**-0.5
+            yield f"{prefix}.lora_B.weight", [out, RANK], RANK**-0.5
+
+
+def _tensors(config: dict[str, int]) -> Iterator[tuple[str, list[int], float]]:
+    """Yield name, shape and scale of each tensor: the deviation of a matrix, the value of a norm."""
+    hidden, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    size = config["head_dim"]
+    queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    yield "model.embed_tokens.weight", [vocabulary, hidden], 1.0
+    yield "model.norm.weight", [hidden], 1.0
+    yield "lm_head.weight", [vocabulary, hidden], 0.6
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{prefix}self_attn.{name}_proj.weight", [rows, hidden], 2 / hidden**0.5
+        yield f"{prefix}self_attn.o_proj.weight", [hidden, queries], 2 / queries**0.5
+        yield f"{prefix}self_attn.q_norm.weight", [size], 2.0
+        yield f"{prefix}self_attn.k_norm.weight", [size], 2.0
+        for name in ("gate", "up"):
+            yield f"{prefix}mlp.{name}_proj.weight", [inner, hidden], 1 / hidden**0.5
+        yield f"{prefix}mlp.down_proj.weight", [hidden, inner], 1 / inner**0.5
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}{name}.weight", [hidden], 1.0

@@ -35,7 +35,7 @@ class EngineError(RuntimeError):
     """vLLM ended before it was ready, or was not ready in time; the message has the end of its log."""
 
 
-class _Process:
+class Process:
     """A process group of vLLM's interpreter; ended as a whole, by its id."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ class _Process:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed in stop
         self._running: asyncio.subprocess.Process | None = None
 
-    async def start(self, urls: Sequence[str]) -> None:
+    async def start(self, urls: Sequence[str], health: str = "/health") -> None:
         self._running = await asyncio.create_subprocess_exec(
             str(install.install()),
             *self._arguments,
@@ -55,16 +55,16 @@ class _Process:
         )
         try:
             async with asyncio.timeout(START_SECONDS):
-                await self._until_healthy(urls)
+                await self._until_healthy([f"{url}{health}" for url in urls])
         except TimeoutError:
             raise EngineError(f"not ready after {START_SECONDS} s:\n{self.log()}") from None
 
     async def _until_healthy(self, urls: Sequence[str]) -> None:
         async with aiohttp.ClientSession() as client:
             for url in urls:
-                while not await _answers(client, f"{url}/health"):
+                while not await _answers(client, url):
                     if self._running is None or self._running.returncode is not None:
-                        raise EngineError(f"vLLM ended while starting:\n{self.log()}")
+                        raise EngineError(f"it ended while starting:\n{self.log()}")
                     await asyncio.sleep(0.2)
 
     async def stop(self, kind: signal.Signals) -> None:
@@ -86,6 +86,11 @@ class _Process:
         self._running = None
         self._log.close()
 
+    def send(self, kind: signal.Signals) -> None:
+        """Sends the signal to the engine and its children, and does not wait."""
+        assert self._running is not None
+        os.killpg(self._running.pid, kind)
+
     def log(self) -> str:
         """The last 4,000 bytes the process wrote."""
         size = self._log.seek(0, os.SEEK_END)
@@ -97,7 +102,7 @@ class _Server:
     """One vLLM server, from entering to leaving; ``url`` is where it becomes ready."""
 
     url: str
-    _process: "_Process"
+    _process: "Process"
 
     async def __aenter__(self) -> Self:
         try:
@@ -115,6 +120,10 @@ class _Server:
     async def stop(self, kind: signal.Signals = signal.SIGTERM) -> None:
         """Ends the engine and its children; ``SIGKILL`` for a crash. Does nothing when it has ended."""
         await self._process.stop(kind)
+
+    def send(self, kind: signal.Signals) -> None:
+        """Sends a signal to the engine and its children: they stand still, go on, or die."""
+        self._process.send(kind)
 
     def log(self) -> str:
         """The end of what the engine wrote."""
@@ -159,7 +168,7 @@ class VllmEngine(_Server):
             *("--enable-prompt-tokens-details", "--enable-scale-out"),
             *("--kv-events-config", json.dumps(kv_events)),
         )
-        self._process = _Process((*base, *flags), environment or {})
+        self._process = Process((*base, *flags), environment or {})
 
 
 class PlannedEngine(_Server):
@@ -176,7 +185,7 @@ class PlannedEngine(_Server):
         assert serve == "serve"
         own = ("--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy", "--enforce-eager")
         module = ("-m", "vllm.entrypoints.openai.api_server", "--model", model)
-        self._process = _Process((*module, *words, *own), {})
+        self._process = Process((*module, *words, *own), {})
 
 
 class RenderServers:
@@ -191,7 +200,7 @@ class RenderServers:
         script = Path(__file__).with_name("render_servers.py")
         common = ("--served-model-name", "m", "--enable-scale-out", "--max-model-len", "32768")
         # -P: this folder has a vllm.py of its own
-        self._process = _Process(("-P", str(script), *pairs, "--", *common, *flags), {})
+        self._process = Process(("-P", str(script), *pairs, "--", *common, *flags), {})
 
     async def __aenter__(self) -> Self:
         try:

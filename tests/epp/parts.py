@@ -9,7 +9,7 @@ from typing import Any
 from kvist_epp.admin.debug_pages import pick_document
 from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.extproc.pick_request import PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Effect, PickRequest, PickResult
 from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
@@ -77,7 +77,9 @@ class Parts:
 
     def decide(self, request: PickRequest) -> PickResult | QueuedRequest:
         """Offer a request now. Raises PickError."""
-        return self.director.offer(request, self.clock())
+        found = self.director.offer(request, self.clock())
+        assert not isinstance(found, Effect), "nothing is disaggregated here"
+        return found
 
     def end(self, *sessions: str, how: str = "access-log", without_prefill: bool = False) -> None:
         """End the oldest request of each session."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tests.fakes.vocabulary import Words
 
-from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored, encode
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.observation import Observation
@@ -21,13 +21,15 @@ class Learning:
     def __init__(self, *, check: bool = True) -> None:
         self.index = Index()
         self.words = Words()
-        self.now = 0.0
+        self.now = self.sent_at = 0.0
         self.ingestor = Ingestor(self.index, self.words, check=check, clock=lambda: self.now)
         self.source = "ns/pod/0"
 
     def send(self, *events: Event) -> list[Observation]:
-        """Apply one batch of events."""
-        return self.ingestor.apply(self.source, Batch(ts=0.0, rank=0, events=list(events)))
+        """Apply one batch of events, in the form of a message."""
+        self.sent_at += 1.0
+        payload = encode(Batch(ts=self.sent_at, rank=0, events=list(events)))
+        return self.ingestor.apply(self.source, self.ingestor.decode(payload))
 
     def settle(self) -> None:
         """All checks are done."""

@@ -182,3 +182,31 @@ def test_a_wobble_writes_nothing(factors: list[float]) -> None:
 
     assert len(first) == 4
     assert before == first
+
+
+ROLES = resource("roles")
+OF_ROLES: tuple[Pool, Plan] = read_pool(ROLES), planned(ROLES)
+
+
+def ratio(decode: dict[str, Any], prefill: dict[str, Any], before: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the advice on the ratio of a pool with roles, for figures that are fine except for these."""
+    well = replace(WELL, kv_tokens=OF_ROLES[1].memory.kv_tokens)
+    found = advice(*OF_ROLES, replace(well, **decode), before, prefill=replace(well, kv_usage=0.2, **prefill))
+    return tuple(line for line in found if line.startswith("Ratio"))
+
+
+def test_the_ratio_of_roles_names_the_role_that_lacks_engines() -> None:
+    """Requests that wait in one role while the other has room are advice to move engines; a queue in both is
+    not, nor is one in a pool without roles."""
+    [line] = ratio({"kv_usage": 0.3}, {"waiting": 6})
+    assert "6 requests wait in each engine for prefill, and 30 % of the cache" in line
+    assert "raise spec.disaggregation.prefill.replicas" in line
+
+    [line] = ratio({"waiting": 5, "kv_usage": 0.95}, {"waiting": 0})
+    assert "5 requests wait in each engine for decode" in line
+    assert "raise spec.disaggregation.decode.replicas (spec.replicas)" in line
+
+    assert ratio({"waiting": 5, "kv_usage": 0.95}, {"waiting": 5}) == ()
+    assert ratio({}, {}) == ()
+    assert not [each for each in said(waiting=5, kv_usage=0.95) if each.startswith("Ratio")]
+    assert ratio({"kv_usage": 0.3}, {"waiting": 0.6}, (line,))  # the advice stays until it is clearly over

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.operator.manifested import CASES, UID, rendered, resource
 
 from kvist_operator.apply import Changes, Key, Verb, as_intended, changes, key_of, stamped
+from kvist_operator.apply.paired_rollout import in_step
 from kvist_operator.manifests import Rendered
 from kvist_operator.manifests.object_names import Ref
 from kvist_operator.spec import read_pool
@@ -95,7 +96,8 @@ def test_from_anywhere_to_what_is_wanted(before: str, after: str, surge: bool, c
     world.reach(pool, RENDERED[after])
 
     assert set(world.objects) == {key_of(o) for o in RENDERED[after].objects}
-    assert all(as_intended(o, world.objects[key_of(o)]) for o in RENDERED[after].objects)
+    wanted = in_step({key_of(o): o for o in RENDERED[after].objects}, world.objects)
+    assert all(as_intended(each, world.objects[key]) for key, each in wanted.items())
     assert surge or world.most_workloads <= 1
 
 
@@ -202,7 +204,8 @@ def test_replace_first_gives_accelerators_back_before_it_takes_others() -> None:
     found = world.look(POOL, RENDERED["two-nodes"])
     assert (found.steps[0].verb, found.steps[0].key) == (Verb.DELETE, old)
     assert new not in {step.key for step in found.steps}
-    assert found.waits == ("Deployment twig has to release its accelerators first",)
+    [wait] = found.waits
+    assert wait.startswith("Deployment twig has to release its accelerators first; nothing serves from then")
     world.do(found)
     again = world.look(POOL, RENDERED["two-nodes"])
     assert ({step.key for step in again.steps} & {old, new}, bool(again.waits)) == (set(), True)

@@ -26,6 +26,21 @@ ENV: list[dict[str, Any]] = [
     {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "a", "optional": True}}},
     {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
 ]
+ROLE: dict[str, Any] = {
+    "replicas": 1,
+    "scaling": "Spec",
+    "accelerator": {"product": "a", "memory": "1Gi", "resourceName": "a", "count": 1, "perNode": 1},
+    "engine": {
+        "tensorParallelSize": 1,
+        "pipelineParallelSize": 1,
+        "dataParallelSize": 1,
+        "gpuMemoryUtilizationPercent": 90,
+        "maxNumSeqs": 64,
+        "maxNumBatchedTokens": 65_536,
+        "extraArgs": ["--middleware=a"],
+        "env": ENV,
+    },
+}
 FULL: dict[str, Any] = {
     "model": {
         "source": "hf://acme/model",
@@ -83,6 +98,7 @@ FULL: dict[str, Any] = {
         "storageClassName": "a",
         "shared": {"claim": "a", "path": "a", "size": "1Gi"},
     },
+    "disaggregation": {"mode": "Roles", "leaseSeconds": 60, "prefill": ROLE, "decode": ROLE},
     "replicas": 1,
     "presetRef": {"name": "a"},
     "paused": False,
@@ -187,8 +203,10 @@ def read(spec: Any) -> Pool:
 def place(path: Path) -> Path:
     """Return the path of a field in FULL, where each source of a variable has an entry of its own."""
     sources = {"secretKeyRef": 1, "configMapKeyRef": 2, "fieldRef": 3}
-    if path[1:3] == ("env", 0) and len(path) > 3 and path[3] == "valueFrom":
-        return (path[0], "env", sources.get(str(path[4]) if len(path) > 4 else "", 1), *path[3:])
+    if "env" in path and "valueFrom" in path:
+        at_env = path.index("env")
+        source = str(path[at_env + 3]) if len(path) > at_env + 3 else ""
+        return (*path[: at_env + 1], sources.get(source, 1), *path[at_env + 2 :])
     if path[:4] == ("networkPolicy", "from", 0, "ipBlock"):
         return ("networkPolicy", "from", 1, *path[3:])
     return path
@@ -280,7 +298,11 @@ def test_numbers_have_the_same_bounds() -> None:
     assert checked > 20
 
 
-SMALL_BY_OTHERS = {("engine", "maxNumBatchedTokens"), ("engine", "maxModelLen"), ("workload", "promptTokens")}
+SMALL_BY_OTHERS = {
+    *(("engine", field) for field in ("maxNumBatchedTokens", "maxModelLen")),
+    ("workload", "promptTokens"),
+    *(("disaggregation", role, "engine", "maxNumBatchedTokens") for role in ("prefill", "decode")),
+}
 LARGE_BY_OTHERS: set[Path] = {
     ("workload", field) for field in ("promptTokens", "outputTokens", "sharedPrefixTokens")
 }
@@ -297,7 +319,11 @@ def test_choices_are_the_same() -> None:
             assert refused(path, 17 if schema["type"] == "integer" else "Otherwise"), path
 
 
-CHOICES_OF_OTHERS: set[Path] = {("engine", "speculative", "method"), ("networkPolicy", "mode")}
+CHOICES_OF_OTHERS: set[Path] = {
+    *(("engine", "speculative", "method"), ("networkPolicy", "mode"), ("disaggregation", "mode")),
+    *(("disaggregation", role, "scaling") for role in ("prefill", "decode")),
+    ("picker", "mode"),
+}
 """Choices that other fields of FULL contradict; so do those of a label selector's operator."""
 
 
@@ -408,7 +434,11 @@ def test_the_crd_of_presets_is_made_from_that_of_pools() -> None:
     spec = presets["properties"]["spec"]
     pools = root()["properties"]["spec"]["properties"]
 
-    assert set(spec["properties"]) == set(SECTIONS) == set(pools) - {"replicas", "paused", "presetRef"}
+    assert (
+        set(spec["properties"])
+        == set(SECTIONS)
+        == set(pools) - {*("replicas", "paused", "presetRef", "disaggregation")}
+    )
     assert "required" not in spec
     for name in SECTIONS:
         if name != "model":
@@ -495,7 +525,7 @@ def complaints(value: Any, schema: Schema, path: Path = ()) -> Iterator[str]:
     }
     if not isinstance(value, kinds[schema["type"]]):
         yield f"{path}: {value!r} is no {schema['type']}"
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
         for name, below in value.items():
             known = (schema.get("properties") or {}).get(name) or schema.get("additionalProperties")
             if known is None:

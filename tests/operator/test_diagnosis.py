@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from tests.operator.broken import CASE, NAMES, NOW, Broken, gallery, healthy, merged, told, workload
 from tests.operator.manifested import rendered, resource
 
-from kvist_operator.manifests.object_names import PICKER, PLAN
+from kvist_operator.manifests.object_names import ENGINE, PICKER, PLAN
 from kvist_operator.spec import read_pool
 from kvist_operator.status import ObservedPool, Subject, status
+from kvist_operator.status.container_diagnosis import PARTS
 from kvist_operator.status.diagnosis import ORDER, newest, troubles
+from kvist_operator.status.pod_diagnosis import scheduling_remedy
 
 GALLERY = gallery()
 BY_NAME = {broken.name: broken for broken in GALLERY}
@@ -271,3 +273,24 @@ def test_nothing_that_a_pod_may_say_breaks_the_status(said: list[tuple[str, Any]
     for each in found:
         assert each.message.isprintable()
         assert len(each.message) < 1200
+
+
+@pytest.mark.parametrize(
+    ("lacking", "limits", "field"),
+    [
+        ("rdma/hca", {"nvidia.com/gpu": "8", "rdma/hca": "1"}, "spec.interconnect.rdma.resourceName"),
+        ("nvidia.com/roce", {"nvidia.com/gpu": "8", "nvidia.com/roce": "1"}, "spec.interconnect.rdma"),
+        ("vendor.example/rdma_a", {"vendor.example/npu": "8"}, "spec.interconnect.rdma.resourceName"),
+        ("nvidia.com/gpu", {"nvidia.com/gpu": "8", "rdma/hca": "1"}, "spec.accelerator"),
+        ("nvidia.com/mig-1g", {"nvidia.com/mig-1g": "1", "rdma/hca": "1"}, "spec.accelerator"),
+    ],
+)
+def test_a_network_card_that_nodes_lack_is_no_accelerator(
+    lacking: str, limits: dict[str, str], field: str
+) -> None:
+    """A pod that waits for RDMA devices gets another remedy than one that waits for accelerators."""
+    message = f"0/2 nodes are available: 2 Insufficient {lacking}."
+    pod = {"spec": {"containers": [{"resources": {"limits": {"memory": "1Gi", **limits}}}]}}
+    found = scheduling_remedy(message, pod, PARTS[ENGINE])
+    assert field in found
+    assert ("spec.accelerator" in found) == (field == "spec.accelerator")

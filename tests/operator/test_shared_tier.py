@@ -1,17 +1,24 @@
 """Objects for blocks that outlive a pod: the claim, its cleaner, a folder of the node, LMCache's servers."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import pytest
-from tests.operator.manifested import SITE, one, rendered
+from tests.operator.manifested import SITE, one, rendered, resource
 from tests.operator.test_disk_tier import engines, pod_of, volume
 
 from kvist_kube.quantity import parse_bytes
+from kvist_operator.apply.upgrades import APPROVED, hold_upgrade
 from kvist_operator.manifests import Rendered
+from kvist_operator.spec import read_pool
 
 Json = dict[str, Any]
 SHARED = {"claim": "kv", "path": "chats", "size": "10Ti"}
+IMAGE: Final = "vllm/vllm-openai:v0.32.0"
+LMCACHE_NAME: Final = re.compile("twig-lmcache-[0-9a-f]{6}")
 
 
 def template(found: Rendered) -> Json:
@@ -63,16 +70,18 @@ def test_there_is_one_cleaner_whatever_the_replicas() -> None:
 
 def test_pods_say_where_their_blocks_are_and_who_shares_them() -> None:
     """The picker reads the places from an annotation, and the namespace from a label that only pods with a
-    shared claim have."""
+    shared claim or LMCache have."""
     cases = {
         "host": {"cpu": "1Gi"},
         "host,disk": {"cpu": "1Gi", "disk": "10Gi"},
         "host,disk,shared": {"cpu": "1Gi", "disk": "10Gi", "shared": SHARED},
+        "lmcache": {"lmcache": {"address": "lm.infra"}},
     }
     for media, offload in cases.items():
         meta = template(rendered("claim", offload=offload))["metadata"]
         assert meta["annotations"]["kvist.dev/kv-tiers"] == media
-        assert ("kvist.dev/kv-storage-namespace" in meta["labels"]) == ("shared" in media)
+        shares = media.endswith(("shared", "lmcache"))
+        assert ("kvist.dev/kv-storage-namespace" in meta["labels"]) == shares
     plain = template(rendered("claim"))["metadata"]
     assert "kvist.dev/kv-tiers" not in plain["annotations"]
     node = template(rendered("claim", offload={"cpu": "1Gi", "disk": "1Gi", "hostPath": "/mnt/kv"}))[
@@ -148,16 +157,57 @@ def agreed() -> dict[str, str]:
     return storage
 
 
+def server(found: Rendered, kind: str) -> Json:
+    """Return LMCache's DaemonSet or Service."""
+    [made] = [each for each in found.objects if each["kind"] == kind and LMCACHE_NAME.fullmatch(name(each))]
+    return made
+
+
+def name(resource: Json) -> str:
+    """Return the name of an object."""
+    return str(resource["metadata"]["name"])
+
+
+def test_engines_that_differ_have_servers_of_their_own() -> None:
+    """LMCache tells models apart by their path alone, and outlives the engines of a rollout: a newer image,
+    or revision, gets another server, whose pods only its own Service selects, and engines connect to that."""
+    old, new = rendered("lmcache"), rendered("lmcache", engine={"image": "vllm/vllm-openai:v0.31.0"})
+    servers = [server(found, "DaemonSet") for found in (old, new)]
+    services = [server(found, "Service") for found in (old, new)]
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in servers]
+
+    assert name(servers[0]) == name(services[0]) != name(servers[1]) == name(services[1])
+    for each, found, mine in zip(servers, (old, new), labels, strict=True):
+        [argument] = [a for a in pod_of(found)["containers"][0]["args"] if "lmcache.mp.host" in a]
+        assert f"tcp://{name(each)}.forest.svc" in argument
+        assert each["spec"]["selector"]["matchLabels"].items() <= mine.items()
+    assert not services[0]["spec"]["selector"].items() <= labels[1].items()
+
+
+def test_the_picker_is_told_that_each_node_has_a_server_and_how_much_it_holds() -> None:
+    """Engines share the server of their node only; its tokens bound what is believed to be there."""
+    own = template(rendered("lmcache"))["metadata"]
+    other = template(rendered("claim", offload={"lmcache": {"address": "lm.infra"}}))["metadata"]
+
+    assert own["annotations"]["kvist.dev/kv-tiers"] == "lmcache"
+    assert own["annotations"]["kvist.dev/kv-storage-scope"] == "node"
+    assert int(own["annotations"]["kvist.dev/kv-storage-tokens"]) > 100_000
+    assert "kvist.dev/kv-storage-scope" not in other["annotations"]
+    assert "kvist.dev/kv-storage-tokens" not in other["annotations"]
+
+
 def test_lmcache_has_the_memory_that_it_takes() -> None:
     """The server's blocks and an allowance are requested; it takes all of them when it starts."""
-    made = one(rendered("lmcache"), "DaemonSet", "twig-lmcache")["spec"]["template"]["spec"]
-    [server] = made["containers"]
+    made = server(rendered("lmcache"), "DaemonSet")["spec"]["template"]["spec"]
+    [container] = made["containers"]
 
-    assert server["command"] == ["lmcache", "server"]
-    assert "--l1-size-gb=100" in server["args"]
-    assert "--supported-transfer-mode=engine_driven" in server["args"]
-    assert "--no-l1-use-lazy" in server["args"]
-    assert server["resources"]["requests"]["memory"] == server["resources"]["limits"]["memory"] == "104Gi"
+    resources = container["resources"]
+    assert container["command"] == ["lmcache", "server"]
+    assert "--l1-size-gb=100" in container["args"]
+    assert "--supported-transfer-mode=engine_driven" in container["args"]
+    assert "--kv-event-log-size=0" in container["args"]
+    assert "--no-l1-use-lazy" in container["args"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"] == "104Gi"
     assert made["nodeSelector"] == {"pool": "l4"}
     assert made["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
 
@@ -165,7 +215,7 @@ def test_lmcache_has_the_memory_that_it_takes() -> None:
 def test_engines_reach_the_server_of_their_node_only() -> None:
     """The Service never leaves the node, and only engines may connect."""
     found = rendered("lmcache")
-    service = one(found, "Service", "twig-lmcache")["spec"]
+    service = server(found, "Service")["spec"]
     [rule] = one(found, "NetworkPolicy", "twig-lmcache")["spec"]["ingress"]
 
     assert service["internalTrafficPolicy"] == "Local"
@@ -180,3 +230,31 @@ def test_no_server_is_made_for_others(offload: Json) -> None:
     found = rendered("claim", offload=offload)
     assert not [each for each in found.objects if each["kind"] == "DaemonSet"]
     assert "initContainers" not in pod_of(found)
+
+
+def test_servers_stay_with_engines_whose_upgrade_waits() -> None:
+    """A new default image has other servers, too; while the engines wait for approval, they keep theirs, and
+    the Service by which they reach them. With the approval both are replaced."""
+    found = resource("lmcache")
+    old, new = (rendered("lmcache", engine={"image": f"vllm/vllm-openai:v0.{n}.0"}) for n in (32, 33))
+
+    def held(made: Rendered, observed: Sequence[Json], approved: str = "") -> tuple[Rendered, str]:
+        asked = {**found, "metadata": {**found["metadata"], "annotations": {APPROVED: approved}}}
+        applied, pending = hold_upgrade(
+            *(read_pool(found, default_image=IMAGE), asked, made, observed),
+            identity=f"operator {len(observed)}",
+            default_image=IMAGE,
+            now=datetime(2026, 11, 24, tzinfo=UTC),
+        )
+        return applied, pending.hash if pending else ""
+
+    first, _ = held(old, [])
+    waiting, hash_ = held(new, first.objects)
+    approved, left = held(new, first.objects, hash_)
+
+    for kind in ("DaemonSet", "Service"):
+        before, after = server(first, kind), server(waiting, kind)
+        assert (name(after), after["spec"]["selector"]) == (name(before), before["spec"]["selector"])
+        assert name(server(approved, kind)) == name(server(new, kind)) != name(before)
+    assert one(waiting, "Deployment", "twig")["spec"] == one(first, "Deployment", "twig")["spec"]
+    assert (bool(hash_), left) == (True, "")

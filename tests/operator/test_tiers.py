@@ -277,14 +277,27 @@ def test_files_of_an_engine_on_several_nodes_are_refused(field: str) -> None:
     assert offloaded(R1, "H100-80GB", spec=spec, cpu="64Gi").nodes == 2
 
 
+@pytest.mark.parametrize("lmcache", [{"memory": "100Gi"}, {"address": "lm.infra"}])
+def test_lmcache_is_refused_beside_adapters(lmcache: dict[str, Any]) -> None:
+    """LMCache's keys are the model's path, tokens and salt; vLLM's own tiers tell adapters apart."""
+    spec = {"model": {"adapters": [{"name": "sql", "source": "hf://acme/sql-lora", "rank": 32}]}}
+    with pytest.raises(SpecError, match=r"spec\.offload\.lmcache: .* adapters apart.*use cpu"):
+        offloaded(spec=spec, lmcache=lmcache)
+    assert offloaded(spec=spec, cpu="64Gi").argv
+
+
 def test_lmcache_is_reached_on_the_node_or_where_it_is() -> None:
     """The operator's own server is a Service of the pool; an address gets its default scheme and port."""
     own, other = offloaded(lmcache={"memory": "100Gi"}), offloaded(lmcache={"address": "lm.infra"})
 
     assert transfer(own)["kv_connector"] == "LMCacheMPConnector"
     assert transfer(own)["kv_connector_module_path"] == "lmcache.integration.vllm.lmcache_mp_connector"
-    assert extra(own) == {"lmcache.mp.host": "tcp://twig-lmcache.forest.svc", "lmcache.mp.port": 5555}
-    assert extra(other) == {"lmcache.mp.host": "tcp://lm.infra", "lmcache.mp.port": 5555}
+    times = {"lmcache.mp.heartbeat_interval": 3.0, "lmcache.mp.mq_timeout": 20.0}
+    more = {"lmcache.mp.port": 5555, **times}
+    host = str(extra(own)["lmcache.mp.host"])
+    assert re.fullmatch(r"tcp://twig-lmcache-[0-9a-f]{6}\.forest\.svc", host)
+    assert extra(own) == {"lmcache.mp.host": host, **more}
+    assert extra(other) == {"lmcache.mp.host": "tcp://lm.infra", **more}
     assert own.env["LMCACHE_MP_TRANSFER_MODE"] == "engine_driven"
     assert sizes(own)["lmcache"] == 100 * GIB // 131_072
     assert "lmcache" not in sizes(other)

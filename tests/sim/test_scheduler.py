@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.sim.naive_pool import Subscriber
 
 from kvist_sim.engine.blocks import BlockPool, Hasher
-from kvist_sim.engine.scheduler import Limits, Plan, Scheduler, Sequence, State
+from kvist_sim.engine.scheduler import Limits, Plan, Scheduler
+from kvist_sim.engine.sequence import Sequence, State
 from kvist_sim.engine.timing import Timing
 
 SIZE = 4

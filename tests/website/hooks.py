@@ -9,6 +9,9 @@ from tests.website import mermaid
 from tests.website.pages import DECISIONS, DOCS, completed, decisions, linked, outside, source, with_links
 
 SCRIPT = "assets/mermaid.min.js"
+SEARCH_WEIGHTS = {"reference/": 8.0, "guides/": 3.0, "decisions/": 0.3, "benchmarks": 0.3, "changelog": 0.3}
+"""By the beginning of a page's name, how much a match there counts in the search, beside 1 of other pages: a
+flag is looked for in the reference, however often measurements mention it."""
 
 
 def on_config(config: Any) -> Any:
@@ -35,8 +38,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite the links of a page."""
+    """Rewrite the links of a page, and give it its weight in the search."""
     uri = page.file.src_uri
+    weight = next((value for start, value in SEARCH_WEIGHTS.items() if uri.startswith(start)), 1.0)
+    page.meta.setdefault("search", {"boost": weight})
     return markdown if uri == DECISIONS or uri.startswith("source/") else with_links(markdown, uri)
 
 

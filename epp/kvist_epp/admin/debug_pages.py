@@ -11,8 +11,9 @@ from math import inf
 from typing import Any, Final
 
 from kvist_epp.director.decision_log import endpoint_document
-from kvist_epp.director.director import Director, Explanation
+from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.director.explanation import Explanation
 from kvist_epp.endpoints.discovery import Discovery
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.engines.vllm.tier_metrics import NO_TIERS
@@ -25,6 +26,7 @@ from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import REPLICA_PORT
 from kvist_epp.scheduling.cost import DEFAULT
+from kvist_epp.scheduling.split_record import split_document
 from kvist_epp.telemetry.metrics import Gauges
 
 
@@ -160,6 +162,7 @@ def pick_document(explanation: Explanation) -> dict[str, object]:
         "endpoints": [endpoint_document(row) for row in explanation.rows],
         "picked": [row.endpoint.hostport for row in eligible[: explanation.limit]],
         "full": bool(eligible) and eligible[0].full,
+        **({} if explanation.split is None else {"disaggregation": split_document(explanation.split)}),
     }
 
 

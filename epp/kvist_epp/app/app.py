@@ -35,6 +35,8 @@ from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.director.request_context import new_replica_id
+from kvist_epp.disaggregation.leg_driver import open_legs
+from kvist_epp.disaggregation.legs import ON
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
 from kvist_epp.extproc.protocol_errors import ProtocolErrors
 from kvist_epp.extproc.service import ext_proc_methods
@@ -43,6 +45,7 @@ from kvist_epp.http2.call import Method
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.prewarm.prewarmer import open_prewarmer
+from kvist_epp.scheduling.leg_costs import RULES, DisaggregationPolicy
 from kvist_epp.settings.settings import Settings
 from kvist_epp.settings.validation import parse_host_names
 from kvist_epp.telemetry import request_log as log
@@ -92,8 +95,13 @@ def main(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]:
-    """Yield a picker with open ports; close everything on exit. A part that fails begins the shutdown."""
+async def open_app(
+    settings: Settings, shutdown: Shutdown, rules: DisaggregationPolicy = RULES
+) -> AsyncIterator[App]:
+    """Yield a picker with open ports; close everything on exit. A part that fails begins the shutdown.
+
+    ``rules``: which requests are disaggregated, if any are.
+    """
     async with AsyncExitStack() as stack:
         logs = log.configure(
             level=settings.log_level,
@@ -109,7 +117,7 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         stack.callback(driver.close)
         collector, traces = destination(settings, os.environ), TraceStats()
         tracer = None if collector is None else PickTracer(settings.trace_sample_ratio, traces)
-        director = _director(settings, logs, driver, tracer)
+        director = _director(settings, logs, driver, tracer, rules)
         director.metrics.gauges.traces = lambda: traces
         registry = EndpointRegistry(settings, director, time.monotonic)
         await stack.enter_async_context(registry.scraper)
@@ -122,7 +130,12 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         replication = _replication(settings, registry, health)
         forward = None if replication is None else replication.forward_end
         completion = CompletionHandler(director, time.monotonic, forward)
-        methods = _methods(settings, director, driver, completion, health)
+        carry_out = None
+        if settings.disaggregation == ON:
+            legs, connector = await stack.enter_async_context(open_legs(settings, registry))
+            carry_out = legs.carry_out
+        batch = DecisionBatch(director, driver, time.monotonic, carry_out)
+        methods = _methods(settings, batch, completion, health)
         grpc, grpc_health = await open_grpc_ports(
             settings, methods, health, certificates, stack=stack, port_stats=director.metrics.ports
         )
@@ -170,6 +183,8 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         if settings.prewarm_tokens:
             prewarmer = await stack.enter_async_context(open_prewarmer(settings, registry))
             shutdown.start_task(stack, prewarmer.run(), "prewarming")
+        if carry_out is not None:
+            shutdown.start_task(stack, connector.run(), "engine pairs")
         if tracer is not None and collector is not None:
             await _export_traces(tracer, traces, collector, director.replica, shutdown, stack)
         shutdown.start_task(stack, _tick(registry, readiness), "tick")
@@ -188,7 +203,13 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         )
 
 
-def _director(settings: Settings, logs: log.Logs, driver: FlowDriver, tracer: PickTracer | None) -> Director:
+def _director(
+    settings: Settings,
+    logs: log.Logs,
+    driver: FlowDriver,
+    tracer: PickTracer | None,
+    rules: DisaggregationPolicy,
+) -> Director:
     replica, limit = new_replica_id(), settings.decision_log
     director = make_director(
         settings,
@@ -199,6 +220,7 @@ def _director(settings: Settings, logs: log.Logs, driver: FlowDriver, tracer: Pi
         tracer=tracer,
         replica=replica,
         decisions=DecisionLog(limit, replica, clock=time.monotonic, wall=time.time) if limit else None,
+        rules=rules,
     )
     assert director.flow is not None, "it has limits"
     driver.start(director.flow)
@@ -243,20 +265,15 @@ def _replication(settings: Settings, registry: EndpointRegistry, health: Health)
 
 
 def _methods(
-    settings: Settings,
-    director: Director,
-    driver: FlowDriver,
-    completion: CompletionHandler,
-    health: Health,
+    settings: Settings, batch: DecisionBatch, completion: CompletionHandler, health: Health
 ) -> dict[str, Method]:
-    batch = DecisionBatch(director, driver, time.monotonic)
     return ext_proc_methods(
         batch.decide,
         completion.on_access_log,
         health,
         on_response=completion.on_response if settings.observe_responses else None,
         on_first_token=completion.on_first_token,
-        on_error=ProtocolErrors(director.metrics.protocol_errors),
+        on_error=ProtocolErrors(batch.director.metrics.protocol_errors),
     )
 
 

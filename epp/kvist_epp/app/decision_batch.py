@@ -11,14 +11,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from kvist_epp.director.director import Director
 from kvist_epp.errors import traceback_without_text
-from kvist_epp.extproc.pick_request import Decision, DecisionCallback, PendingResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import (
+    Decision,
+    DecisionCallback,
+    Effect,
+    PendingResult,
+    PickRequest,
+    PickResult,
+)
 from kvist_epp.flowcontrol.driver import FlowDriver
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 
 LARGEST: Final = 32
 """Requests of one batch; more wait for the next turn, in which sockets are read and timers run."""
+
+CarryOut = Callable[[Effect], PendingResult]
+"""Begins what has to be done before an answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -26,9 +38,17 @@ _log = logging.getLogger(__name__)
 class DecisionBatch:
     """Collects requests, and has the director decide them; on the event loop's thread only."""
 
-    def __init__(self, director: Director, driver: FlowDriver, clock: Callable[[], float]) -> None:
-        """``driver`` answers the requests that have to wait."""
-        self._director = director
+    def __init__(
+        self,
+        director: Director,
+        driver: FlowDriver,
+        clock: Callable[[], float],
+        carry_out: CarryOut | None = None,
+    ) -> None:
+        """``driver`` answers the requests that have to wait. ``carry_out`` does what has to be done before an
+        answer; None: the director asks for nothing."""
+        self._carry_out = carry_out
+        self.director = director
         self._driver = driver
         self._clock = clock
         self._collected: deque[_BatchedDecision] = deque()
@@ -37,7 +57,7 @@ class DecisionBatch:
         """Decide this request in the present turn of the event loop, with the others that come in it."""
         if not self._collected:
             asyncio.get_running_loop().call_soon(self._run)
-        pending = _BatchedDecision(ask)
+        pending = _BatchedDecision(ask, self._carry_out)
         self._collected.append(pending)
         return pending
 
@@ -47,9 +67,9 @@ class DecisionBatch:
         if collected:
             asyncio.get_running_loop().call_soon(self._run)
         batch = [one for one in batch if one.callback is not None]
-        answers: Sequence[PickResult | QueuedRequest | Exception]
+        answers: Sequence[PickResult | Effect | QueuedRequest | Exception]
         try:
-            answers = self._director.offer_all([one.ask for one in batch], self._clock())
+            answers = self.director.offer_all([one.ask for one in batch], self._clock())
         except Exception as error:  # noqa: BLE001  a bug: no stream may wait for ever
             answers = [error] * len(batch)
         for one, answer in zip(batch, answers, strict=True):
@@ -59,16 +79,14 @@ class DecisionBatch:
                 one.answer(answer)
 
 
-class _BatchedDecision(PendingResult):
+class _BatchedDecision(PendingResult, msgspec.Struct, eq=False):
     """The decision on one request of a batch."""
 
-    __slots__ = ("_queued", "ask", "callback")
-
-    def __init__(self, ask: PickRequest) -> None:
-        self.ask = ask
-        self.callback: DecisionCallback | None = None
-        """None: the request was cancelled."""
-        self._queued: PendingResult | None = None
+    ask: PickRequest
+    _carry_out: CarryOut | None
+    callback: DecisionCallback | None = None
+    """None: the request was cancelled."""
+    _queued: PendingResult | None = None
 
     def then(self, callback: DecisionCallback) -> None:
         self.callback = callback
@@ -84,10 +102,14 @@ class _BatchedDecision(PendingResult):
             queued.cancel()
         else:
             self._queued = queued
-            queued.then(self.callback)
+            queued.then(self.callback if self._carry_out is None else self.answer)
 
-    def answer(self, decision: Decision | Exception) -> None:
-        """Pass the answer on."""
+    def answer(self, decision: Decision | Effect | Exception) -> None:
+        """Pass the answer on, or carry out what has to be done before."""
+        if isinstance(decision, Effect):
+            assert self._carry_out is not None, "the director was made with one"
+            self.wait(self._carry_out(decision))
+            return
         if self.callback is None:
             return
         try:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.director import Director
+from kvist_epp.disaggregation.legs import OFF, SIDECAR, Splitter
 from kvist_epp.flowcontrol.flow_controller import FlowLimits
 from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
 from kvist_epp.index.byte_index import Index
@@ -11,6 +12,7 @@ from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
+from kvist_epp.scheduling.leg_costs import RULES, DisaggregationPolicy
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
@@ -29,14 +31,18 @@ def make_director(
     replica: str = "",
     tracer: PickTracer | None = None,
     decisions: DecisionLog | None = None,
+    rules: DisaggregationPolicy = RULES,
 ) -> Director:
     """Return a director without endpoints and without a model.
 
     ``wake`` is called when ``flow.poll`` should be. ``index`` and ``replica``: its own by default. ``hot``:
     by default there is one if the settings ask for prewarming. ``tracer``: None: traces are not recorded.
-    ``decisions``: none are kept by default.
+    ``decisions``: none are kept by default. ``rules``: which requests are disaggregated.
     """
     index, history = Index() if index is None else index, RoutingHistory()
+    splitter = None
+    if settings.disaggregation != OFF:
+        splitter = Splitter(sidecar=settings.disaggregation == SIDECAR, rules=rules)
     if hot is None and settings.prewarm_tokens:
         hot = HotPrefixes()
     return Director(
@@ -68,4 +74,5 @@ def make_director(
         by_prefix=settings.prefix_matching,
         tracer=tracer,
         decisions=decisions,
+        splitter=splitter,
     )

@@ -87,7 +87,7 @@ class CompletionHandler:
 
     def _end(self, request: InFlightRequest, how: str, served: str | None, status: int) -> None:
         director, now = self._director, self._clock()
-        if served and served != request.attempt.hostport:
+        if served and served != request.attempts[-1].hostport:
             self._move(request, served, now)
         refused = status not in PREFILLED_STATUS and (status != 0 or how == "access-log")
         director.progress.on_ended(request, how, now, without_prefill=refused, status=status)

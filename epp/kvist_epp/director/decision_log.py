@@ -18,6 +18,7 @@ from kvist_epp.load.in_flight import InFlightRequest, RequestListener, RequestSt
 from kvist_epp.scheduling.candidate_table import PickedEndpoints
 from kvist_epp.scheduling.pick import ScoredEndpoint
 from kvist_epp.scheduling.pick_record import PickRecord
+from kvist_epp.scheduling.split_record import SplitRecord
 from kvist_epp.scheduling.tier_price import TierLoad
 
 MAX_ID: Final = 200
@@ -60,6 +61,8 @@ class Decision(msgspec.Struct, gc=False):
     """HTTP status of its response; 0: not known."""
     ended: str | None = None
     """How its end became known (``RequestProgress.on_ended``)."""
+    split: SplitRecord | None = None
+    """How it was disaggregated; None: it was not."""
 
 
 class DecisionLog(RequestListener):
@@ -103,6 +106,7 @@ class DecisionLog(RequestListener):
             picked.hostports,
             picked.record,
             request,
+            split=context.split,
         )
         self._decisions.append(decision)
 
@@ -139,7 +143,7 @@ class DecisionLog(RequestListener):
     def on_request_ended(self, request: InFlightRequest, how: str, status: int) -> None:
         """Keep where a request was served and how its end became known; ``status``: 0 if it is not known."""
         if (decision := self._open.pop(request, None)) is not None:
-            decision.served, decision.status = request.attempt.hostport, status
+            decision.served, decision.status = request.attempts[-1].hostport, status
             decision.ended, decision.request = how, None
 
     # What is shown
@@ -205,6 +209,7 @@ class DecisionLog(RequestListener):
             "picked": list(decision.picked),
             "predicted_ttft_seconds": None if best is None else round(best.predicted_ttft_seconds, 6),
             "predicted_cached_tokens": None if best is None else best.matched_tokens,
+            **({} if decision.split is None else {"disaggregation": decision.split.document()}),
             "actual": {
                 "cached_tokens": decision.cached_tokens,
                 "ttft_seconds": decision.ttft_seconds,
@@ -243,6 +248,7 @@ def _tier(load: TierLoad) -> dict[str, Any]:
         "medium": load.medium,
         "tokens": load.tokens,
         "load_seconds": round(load.seconds, 6),
+        "queue_seconds": round(load.queue_seconds, 6),
         "compute_seconds": round(load.compute_seconds, 6),
         "skipped": load.skipped,
     }

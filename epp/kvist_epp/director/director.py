@@ -8,20 +8,20 @@ time.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
 
 from kvist_epp.director.answered_requests import AnsweredRequests
 from kvist_epp.director.decision_log import DecisionLog
+from kvist_epp.director.explanation import Explanation, explain_request
 from kvist_epp.director.request_context import (
     PromptMatch,
     RequestContext,
-    named_subset,
     new_replica_id,
     understand,
 )
 from kvist_epp.director.request_progress import RequestProgress
+from kvist_epp.disaggregation.legs import Splitter
 from kvist_epp.errors import NoEndpoints, PickError
-from kvist_epp.extproc.pick_request import PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Effect, PickRequest, PickResult
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
 from kvist_epp.flowcontrol.flow_controller import Dispatcher, FlowController, FlowLimits, QueuedRequest
 from kvist_epp.flowcontrol.priorities import Priorities
@@ -29,7 +29,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.ingestion import Ingestor
-from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.in_flight import InFlightRequest, Leg
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prefix_stats.cache_value import CacheValue
@@ -39,23 +39,15 @@ from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.candidate_table import CandidateTable, PickedEndpoints
 from kvist_epp.scheduling.cost import DEFAULT, policy_among
-from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, explain
+from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, settle_roles
+from kvist_epp.scheduling.tier_price import note_loads
 from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
 from kvist_epp.tracing.trace_context import PickTracer, read_trace_context
 
-
-class Explanation(NamedTuple):
-    """The result of ``Director.explain``."""
-
-    mode: str
-    """``precise``, ``approximate`` or ``load``."""
-    prompt_bytes: int
-    rows: list[ScoredEndpoint]
-    """Every endpoint: the eligible, best first, then the others."""
-    limit: int
-    """Endpoints that an answer has at most."""
+Answer = PickResult | Effect
+"""What follows from a pick: the answer to the gateway, or what has to be carried out before it."""
 
 
 class Director(Dispatcher):
@@ -82,6 +74,7 @@ class Director(Dispatcher):
         by_prefix: bool = True,
         tracer: PickTracer | None = None,
         decisions: DecisionLog | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
         """Make a director without endpoints.
 
@@ -95,6 +88,7 @@ class Director(Dispatcher):
             by_prefix: Requests go where their prefix is cached; False: by load alone.
             tracer: Records traces of picks; None: a request's trace is only logged.
             decisions: Keeps the last decisions; None: they are not kept.
+            splitter: Decides which requests are disaggregated; None: none are.
         """
         self.index, self.history, self.lookup = index, history, lookup
         self.tracker, self.table = tracker, tracker.table
@@ -124,29 +118,23 @@ class Director(Dispatcher):
             decisions=decisions,
             tracer=tracer,
         )
-        self.hot = hot
+        self.hot, self.limits_loads = hot, False  # until an engine is known to have slower tiers
         self._begin_trace = read_trace_context if tracer is None else tracer.begin
-        self.decisions = decisions
+        self.decisions, self.splitter = decisions, splitter
         if decisions is not None:
             tracker.add_listener(decisions)
         stats = (self.cache_value, self.divergence)
         self._answered = AnsweredRequests(metrics, log, lookup, *stats, tracer, decisions)
-        self._by_prefix, self._max_endpoints = by_prefix, max_endpoints
-        self._engine_priorities = engine_priorities
+        self._by_prefix, self.max_endpoints = by_prefix, max_endpoints
+        self.max_backlog = inf if limits is None else limits.max_backlog
+        """Seconds of prefill from which an endpoint is full."""
+        self.engine_priorities = engine_priorities
         self.flow: FlowController | None = None
         """Where requests wait that find no capacity; None: they never wait."""
         if limits is not None:
-            waits = metrics.queue_waits
             self.flow = FlowController(
-                limits, lambda: self.candidates, self, now=now, waits=waits, on_due=on_due
+                limits, lambda: self.candidates, self, now=now, waits=metrics.queue_waits, on_due=on_due
             )
-
-    @property
-    def max_backlog(self) -> float:
-        """Seconds of prefill from which an endpoint is full."""
-        return inf if self.flow is None else self.flow.limits.max_backlog
-
-    # What the director knows
 
     def activate(self, model: Model, ingestor: Ingestor | None) -> None:
         """Render prompts by this model from now on; ``ingestor`` applies KV events, None where there are
@@ -157,6 +145,7 @@ class Director(Dispatcher):
     def set_endpoints(self, candidates: Iterable[Candidate], now: float) -> None:
         """Replace the endpoints."""
         self.candidates, self._table = tuple(candidates), None
+        settle_roles(self.candidates)
         if self.flow is not None:
             self.flow.on_pool_changed(now)
 
@@ -170,18 +159,14 @@ class Director(Dispatcher):
         self.policy = policy_among(count, tpot=self.tracker.tpot_seconds > 0)
         self.recent_uses.replicas = 1 + count
 
-    # Requests
-
-    def offer(self, ask: PickRequest, now: float) -> PickResult | QueuedRequest:
+    def offer(self, ask: PickRequest, now: float) -> Answer | QueuedRequest:
         """Answer a request, or queue it. Raises PickError."""
         [answer] = self.offer_all((ask,), now)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def offer_all(
-        self, asks: Sequence[PickRequest], now: float
-    ) -> list[PickResult | QueuedRequest | Exception]:
+    def offer_all(self, asks: Sequence[PickRequest], now: float) -> list[Answer | QueuedRequest | Exception]:
         """Answer requests that came together, in their order, or queue them.
 
         An exception stands for a request that is rejected (PickError), or that met a bug. Each step is made
@@ -193,7 +178,7 @@ class Director(Dispatcher):
         self._answered.write()
         return answers
 
-    def offer_matched(self, context: RequestContext, now: float) -> PickResult | QueuedRequest:
+    def offer_matched(self, context: RequestContext, now: float) -> Answer | QueuedRequest:
         """Answer or queue a request that is understood and matched already. Raises PickError."""
         try:
             return self._offer(context, now)
@@ -203,7 +188,7 @@ class Director(Dispatcher):
         finally:
             self._answered.write()
 
-    def dispatch(self, request: QueuedRequest, now: float) -> PickResult | PickError | FlowKey:
+    def dispatch(self, request: QueuedRequest, now: float) -> Answer | PickError | FlowKey:
         """Choose an endpoint for a request that has waited; see ``Dispatcher``."""
         context: RequestContext = request.context
         self.request_count += 1
@@ -211,8 +196,8 @@ class Director(Dispatcher):
         context.line.waited_ms = round((now - request.since) * 1000, 3)
         self._look(context)
         try:
-            picked = self._choose(context, now)
-            if (key := self._deferred(picked.best)) is not None:
+            picked = self.choose(context, now)
+            if (key := self._deferred(picked.first)) is not None:
                 context.match.release()
                 return key
             return self._send(context, picked, now)
@@ -235,22 +220,7 @@ class Director(Dispatcher):
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes, now: float) -> Explanation:
         """Return what ``offer`` would decide, without a trace of it. Raises PickError."""
-        subset = named_subset(headers)
-        ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=subset)
-        context = RequestContext.of(ask, "")
-        context.match = match = self._understood(ask, Stages(), on_render_failure=lambda _why: None)
-        match.look(self.lookup, learn=False)
-        context.restrict(self.partly_served)
-        rows = explain(
-            self.candidates,
-            match.demand(self.recent_uses, now),
-            context.subset,
-            now=now,
-            turn=self.request_count + 1,
-            max_backlog=self.max_backlog,
-            policy=self.policy,
-        )
-        return Explanation(match.mode, match.prompt_bytes, rows, self._max_endpoints)
+        return explain_request(self, path, headers, body, now)
 
     def _understand(self, ask: PickRequest) -> tuple[RequestContext, Exception | None]:
         """Return the context of a request, and why it cannot be answered."""
@@ -258,15 +228,16 @@ class Director(Dispatcher):
         trace, own_id = self._begin_trace(ask.headers), f"{self.replica}.{self.request_count}"
         context = RequestContext.of(ask, own_id, self.request_count, trace)
         try:
-            match = self._understood(ask, context.stages, self._on_render_failure)
+            match = self.understood(ask, context.stages, self._on_render_failure)
             context.set_match(match, self.priorities.of(ask.headers))
         except Exception as problem:  # noqa: BLE001  a bug must not cost the requests that came with it
             return context, problem
         return context, None
 
-    def _understood(
+    def understood(
         self, ask: PickRequest, stages: Stages, on_render_failure: Callable[[str], None]
     ) -> PromptMatch:
+        """Parse and render a request; see ``request_context.understand``. Raises BadRequest."""
         return understand(
             ask,
             stages,
@@ -279,8 +250,8 @@ class Director(Dispatcher):
 
     def _answer(
         self, context: RequestContext, problem: Exception | None, now: float
-    ) -> PickResult | QueuedRequest | Exception:
-        answer: PickResult | QueuedRequest | Exception
+    ) -> Answer | QueuedRequest | Exception:
+        answer: Answer | QueuedRequest | Exception
         try:
             if problem is None:
                 self._look(context)
@@ -299,32 +270,35 @@ class Director(Dispatcher):
     def _on_render_failure(self, why: str) -> None:
         self.metrics.template_failures[why] += 1
 
-    def _offer(self, context: RequestContext, now: float) -> PickResult | QueuedRequest:
-        context.restrict(self.partly_served)
+    def _offer(self, context: RequestContext, now: float) -> Answer | QueuedRequest:
+        if self.partly_served:
+            context.restrict(self.partly_served)
         flow = self.flow
         if flow is None or not context.may_wait:
-            return self._send(context, self._choose(context, now), now)
+            return self._send(context, self.choose(context, now), now)
         priority = context.line.priority
         if flow.has_queued(priority):
             return self._queue(flow, context, context.any_endpoint(), now)
         try:
-            picked = self._choose(context, now)
+            picked = self.choose(context, now)
         except NoEndpoints:
             if context.subset is None and flow.can_wait_for_endpoints:
                 return self._queue(flow, context, context.any_endpoint(), now)
             raise
-        best = picked.best
+        best = picked.first
         if (best.full and flow.must_wait(priority)) or flow.has_queued_for(best.endpoint, priority):
             return self._queue(flow, context, context.any_endpoint(), now)
-        self.tracker.load(best.endpoint.key).on_new_request(best.uncached_tokens, now)
-        if (key := self._deferred(best)) is not None:
-            return self._queue(flow, context, key, now)
+        load = self.tracker.load(best.endpoint.key)
+        if load.tpot is not None:
+            load.on_new_request(best.uncached_tokens, now)
+            if (key := self._deferred(best)) is not None:
+                return self._queue(flow, context, key, now)
         return self._send(context, picked, now)
 
     def _queue(
         self, flow: FlowController, context: RequestContext, key: FlowKey, now: float
     ) -> QueuedRequest:
-        context.release()
+        context.release(keep_for_split=self.splitter is not None, keep_for_loads=self.limits_loads)
         priority, cost = context.line.priority, context.queue_cost()
         request = QueuedRequest(context, priority, context.tenant, key, cost, context.exemplar)
         flow.offer(request, now)
@@ -336,32 +310,58 @@ class Director(Dispatcher):
             return None
         return FlowKey.for_endpoint(self.tracker.load(best.endpoint.key), best.uncached_tokens)
 
-    def _choose(self, context: RequestContext, now: float) -> PickedEndpoints:
+    def choose(self, context: RequestContext, now: float) -> PickedEndpoints:
+        """Return the endpoints of a request, best first. Raises NoEndpoints."""
         if self._table is None:
-            recorded = self.decisions is not None
-            self._table = CandidateTable(self.candidates, self.tracker.changed, record=recorded)
-        return self._table.choose(
-            context.match.demand(self.recent_uses, now),
-            context.subset,
+            record = self.decisions is not None
+            self._table = CandidateTable(self.candidates, self.tracker.changed, record=record)
+        picked = self._table.choose(
+            *(context.match.demand(self.recent_uses, now), context.subset),
             now=now,
             turn=context.turn,
-            limit=self._max_endpoints,
+            limit=self.max_endpoints,
             max_backlog=self.max_backlog,
             policy=self.policy,
         )
+        return picked if self.splitter is None else self.splitter.plan(self, context, picked, now)
 
-    def _send(self, context: RequestContext, picked: PickedEndpoints, now: float) -> PickResult:
-        stages, best = context.stages, picked.best
-        stages.mark("pick")
-        request = self._remember(context, best, now)
-        headers = context.added_headers(best.endpoint.key, engine_priorities=self._engine_priorities)
-        body = context.body_for(best.loads) if best.loads else None
-        answer = PickResult(picked.hostports, headers, body, context.line.session)
-        stages.mark("book")
+    def _send(self, context: RequestContext, picked: PickedEndpoints, now: float) -> Answer:
+        context.stages.mark("pick")
+        if self.splitter is not None:
+            return self.splitter.send(self, context, picked, now)
+        return self.send_whole(context, picked, now)
+
+    def send_whole(self, context: RequestContext, picked: PickedEndpoints, now: float) -> PickResult:
+        """Answer a request that one endpoint computes and answers."""
+        request, loads = self.remember(context, picked.best, now), picked.best.loads
+        body = context.body_for(loads) if loads else None
+        if loads:
+            request.skipped_media = note_loads(request.attempt.load, loads, limited=bool(body), now=now)
+        return self.answer(context, picked, request, now, body)
+
+    def answer(
+        self,
+        context: RequestContext,
+        picked: PickedEndpoints,
+        request: InFlightRequest,
+        now: float,
+        body: bytes | None,
+    ) -> PickResult:
+        """Return the answer to a request that is in the books; ``body``: a new one, None: as it is."""
+        key = picked.best.endpoint.key
+        headers = context.added_headers(key, engine_priorities=self.engine_priorities)
+        context.stages.mark("book")
         self._answered.add_picked(context, picked, request, len(self.candidates), now)
-        return answer
+        return PickResult(picked.hostports, headers, body, context.line.session)
 
-    def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> InFlightRequest:
+    def reject(self, context: RequestContext, error: PickError, now: float) -> None:
+        """Account for a request that goes nowhere after its pick."""
+        self._answered.add_rejected(context, error, now)
+        self._answered.write()
+
+    def remember(
+        self, context: RequestContext, best: ScoredEndpoint, now: float, leg: Leg = Leg.SERVE
+    ) -> InFlightRequest:
         """Store everything that is known of a request that is sent, and return its record."""
         match, session, key = context.match, context.line.session, best.endpoint.key
         found, holding = match.found, match.found.hits.get(key)
@@ -383,7 +383,7 @@ class Director(Dispatcher):
             trace_id=context.exemplar[1],
             truth_known=not single,
         )
-        self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport)
+        self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport, leg=leg)
         if match.prompts:
             self.recent_uses.record(found.place, now)
             if self.hot is not None:

@@ -6,46 +6,26 @@ by three things: a new set, an engine's scrape, and a tick. No I/O of its own.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from kvist_epp.director.director import Director
+from kvist_epp.director.endpoint_state import EndpointState
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.engine_key import EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.engines.vllm.kv_events import SHARED
-from kvist_epp.engines.vllm.tier_metrics import DISK, source_of
-from kvist_epp.index.index_accuracy import AccuracyMonitor
+from kvist_epp.engines.vllm.kv_events import LMCACHE, SHARED
+from kvist_epp.engines.vllm.tier_metrics import source_of
 from kvist_epp.index.lookup import Member
-from kvist_epp.index.tier_accuracy import BrokenPromise, TierAccuracy
+from kvist_epp.index.tier_accuracy import BrokenPromise
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_feed import FollowedPublisher
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.load.end_reports import NO_REPORTS
-from kvist_epp.load.in_flight import Attempt, InFlightRequest, RequestListener
+from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestListener
 from kvist_epp.prompt.model import Model
-from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class EndpointState(Candidate):
-    """All that is known of one endpoint, besides the events themselves and the prompts routed there.
-
-    ``load`` is the load tracker's, ``scrape`` the scraper's and ``member`` the look-up's: each changes its
-    own, and all are dropped together when the endpoint leaves.
-    """
-
-    scrape: EngineState
-    member: Member
-    accuracy: AccuracyMonitor = field(default_factory=AccuracyMonitor)
-    tiers: TierAccuracy = field(default_factory=TierAccuracy)
-    storage_broken: bool = False
-    """It found hardly anything of what the storage that it shares should hold."""
-    restarts: int = 0
-    """Restarts of its engine that ``accuracy`` takes account of."""
 
 
 class EndpointRegistry(RequestListener):
@@ -121,6 +101,7 @@ class EndpointRegistry(RequestListener):
         self.ingestor, self.subscriber = ingestor, subscriber
         self.director.activate(model, ingestor)
         self.director.lookup.storages = {} if ingestor is None else ingestor.tiers.numbers
+        self.director.lookup.chunks = {} if ingestor is None else ingestor.tiers.chunks
         fleet = self.fleet or EndpointSet()
         for endpoint in fleet:
             self.director.history.forget(endpoint.key)
@@ -155,38 +136,49 @@ class EndpointRegistry(RequestListener):
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now)
         state.load.tier_rates = scrape.tier_speed.rates
+        state.load.transfer_rate = scrape.transfer_rate.rate
         if self.settings.skip_slow_tiers:
+            state.load.limits_loads = bool(scrape.tier_speed.rates)
+            director.limits_loads = director.limits_loads or state.load.limits_loads
             state.load.skipped_media = scrape.tier_speed.skipped(state.load.rate, scrape.asked_at)
         for broken in state.tiers.on_counters(sample.tiers.cached, now):
             self._forget_tier(state, broken)
+        if state.storage_trust.doubtful and state.tiers.kept(source_of(self._shared_medium(state))):
+            state.storage_trust.on_found()  # it was wiped; what was written since is found
+        if state.storage_trust.rejoins(now):
+            director.lookup.join_storage(key, state.endpoint.storage_namespace)
         self._unjudged.add(key)
 
     def _forget_tier(self, state: EndpointState, broken: BrokenPromise) -> None:
         """Forget the blocks of a tier that the engine did not find there; the endpoint stays precise.
 
-        Shared storage is forgotten for all engines the first time; an engine that finds hardly anything of it
-        again does not share it in truth, whatever its label says.
+        Shared storage is forgotten for all engines; an engine that finds hardly anything of it again, and
+        found nothing in between, is parted from it for a time (``StorageTrust``).
         """
         endpoint, index, lookup = state.endpoint, self.director.index, self.director.lookup
         name = state.member.storage
         shared = None if name is None else lookup.storages.get(name)
+        medium = self._shared_medium(state)
+        from_storage = broken.source == source_of(medium)
         logger.warning(
             "endpoint %s (%s) got %d tokens from its KV tier '%s' where the index expected %d: the blocks of "
             "that tier are dropped from the index",
             *(endpoint.key, endpoint.hostport, broken.true, broken.source, broken.predicted),
         )
-        if shared is not None and broken.source == DISK and state.storage_broken:
+        if shared is not None and from_storage and state.storage_trust.on_missed(self.clock()):
             lookup.part_from_storage(endpoint.key)
             shared = None
         for source in endpoint.sources if self.ingestor is not None else ():
             media = set(index.blocks(index.publisher(source.publisher))) - {SHARED}
             if shared is not None and index.blocks(shared):
-                media.add(SHARED)
-            for medium in media:
-                if source_of(medium) == broken.source and self.ingestor is not None:
-                    self.ingestor.forget_tier(source.publisher, medium)
-                    self.director.metrics.tier_resets[endpoint.hostport, medium] += 1
-        state.storage_broken |= shared is not None and broken.source == DISK
+                media.add(medium)
+            for each in media:
+                if source_of(each) == broken.source and self.ingestor is not None:
+                    self.ingestor.forget_tier(source.publisher, each)
+                    self.director.metrics.tier_resets[endpoint.hostport, each] += 1
+
+    def _shared_medium(self, state: EndpointState) -> str:
+        return LMCACHE if state.member.storage in self.director.lookup.chunks else SHARED
 
     def on_unmeasured(self, scrape: EngineState) -> None:
         """An engine answered without metrics: only what the picker sent there counts."""
@@ -210,6 +202,12 @@ class EndpointRegistry(RequestListener):
             state.accuracy.on_routed(request.indexed_on_gpu, request.tokens)
             self._unjudged.add(attempt.endpoint)
 
+    def on_moved(self, old: Attempt, new: Attempt) -> None:  # noqa: ARG002
+        """See ``RequestListener``: an endpoint that answers what another one computed looks the prompt up,
+        too."""
+        if new.leg is Leg.DECODE:
+            self.on_routed(new)
+
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
         """See ``RequestListener``: compare the index with the engine."""
         state = self.states.get(request.endpoint)
@@ -224,6 +222,8 @@ class EndpointRegistry(RequestListener):
         if request.index_compared:
             state.accuracy.on_cache_truth(request.indexed_on_gpu, cached, now)
             for medium, tokens in (request.indexed_lower or {}).items():
+                if medium in request.skipped_media:
+                    continue
                 metrics.predicted_loads[name, medium] += tokens
                 state.tiers.on_taken_up({source_of(medium): tokens})
             self._unjudged.add(request.endpoint)
@@ -264,13 +264,16 @@ class EndpointRegistry(RequestListener):
         return {state.endpoint.hostport: int(state.member.precise) for state in self.states.values()}
 
     def blocks(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the blocks held by ``ip:port`` and medium, over all ranks."""
+        """Return the blocks held by ``ip:port`` and medium, over all ranks; a shared storage's are each's."""
+        index, storages = self.director.index, self.director.lookup.storages
         held: dict[str, dict[str, int]] = {}
         for state in self.states.values():
             media = held.setdefault(state.endpoint.hostport, {})
             for publisher in state.member.publishers:
-                for medium, blocks in self.director.index.blocks(publisher).items():
+                for medium, blocks in index.blocks(publisher).items():
                     media[medium] = media.get(medium, 0) + blocks
+            if (name := state.member.storage) is not None and name in storages:
+                media |= index.blocks(storages[name])
         return held
 
     def backlog(self) -> Mapping[str, int]:
@@ -388,6 +391,7 @@ def _followed(endpoint: Endpoint) -> list[FollowedPublisher]:
         FollowedPublisher(
             *(endpoint.key, source.publisher, source.rank, source.events, source.replay, names),
             storage=endpoint.storage_namespace,
+            storage_tokens=endpoint.storage_tokens,
         )
         for source in endpoint.sources
     ]

@@ -7,6 +7,7 @@ queued request keeps only its prompt, and is matched again when it is dispatched
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Self
 
 import msgspec
@@ -29,6 +30,7 @@ from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.scheduling.pick import Demand, canonical, members
+from kvist_epp.scheduling.split_record import SplitRecord
 from kvist_epp.scheduling.tier_price import TierLoad
 from kvist_epp.telemetry.counters import Stages, TimedStages
 from kvist_epp.telemetry.request_log import RequestLine
@@ -38,6 +40,9 @@ QUEUED_BYTES: Final = 4_000
 """Memory of a queued request besides its body and its prompt (3,300 bytes in ``kvist bench queue``)."""
 
 _NO_REQUEST: Final = Request(kind=Kind.OTHER)
+_UNRENDERED: Final = (Kind.OTHER, Kind.POOLING)  # look-ups in an Enum take 1,500 instructions each
+_KIND_NAMES: Final = MappingProxyType({id(kind): kind.value for kind in Kind})
+"""By the identity of the kind: an Enum computes its hash and its value in Python."""
 _LOADING_KINDS: Final = frozenset({Kind.CHAT.value, Kind.COMPLETION.value})
 """Requests whose bodies may have parameters of KV transfer."""
 _NO_HITS: Final[dict[str, CachedPart]] = {}
@@ -98,7 +103,7 @@ def understand(
     request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
     stages.mark("parse")
     prompts: Sequence[bytes] = ()
-    if by_prefix and request.kind not in (Kind.OTHER, Kind.POOLING):
+    if by_prefix and request.kind not in _UNRENDERED:
         prompts = (_bare(ask.body),) if model is None else model.prompts(request, on_render_failure)
     stages.mark("render")
     adapter = request.model if request.model in adapters else None
@@ -109,7 +114,9 @@ def understand(
     else:
         size = request.work or len(ask.body)
         found, mode = Found(size, lookup.tokens(size), {}), "load"
-    return PromptMatch(request.kind.value, request.model, request.session, prompts, root, found, mode)
+    return PromptMatch(
+        _KIND_NAMES[id(request.kind)], request.model, request.session, prompts, root, found, mode
+    )
 
 
 def _bare(body: bytes) -> bytes:
@@ -152,8 +159,14 @@ class RequestContext(msgspec.Struct):
     """None: the request names none."""
     trace: TraceContext | None = None
     """None: it belongs to no trace."""
+    exemplar: tuple[str, str] = ("", "")
+    """The id of the request, and that of its trace if it is sampled: for the metrics."""
     body: bytes = b""
-    """Empty where it was not seen whole, and after the request had to wait."""
+    """Empty where it was not seen whole, and after the request had to wait if it is not needed then."""
+    split: SplitRecord | None = None
+    """How it is disaggregated; None: it is not."""
+    obstacle: str | None = None
+    """Why its body cannot be sent in two legs, in a word or two, empty if it can; None: not looked at yet."""
 
     @classmethod
     def of(cls, ask: PickRequest, own_id: str, turn: int = 0, trace: TraceContext | None = None) -> Self:
@@ -171,6 +184,7 @@ class RequestContext(msgspec.Struct):
         found = cls(
             own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED, turn
         )
+        found.exemplar = line.id, ""
         if not ask.partial:
             found.body = ask.body
         if trace is not None:
@@ -181,13 +195,10 @@ class RequestContext(msgspec.Struct):
         """Store the trace that the request belongs to."""
         self.trace, line = trace, self.line
         line.trace_id, line.span_id = trace.trace_id, trace.span_id or trace.parent_id
+        if trace.sampled:
+            self.exemplar = line.id, trace.trace_id
         if trace.recorded:
             self.stages = TimedStages()
-
-    @property
-    def exemplar(self) -> tuple[str, str]:
-        """Return the id of the request, and that of its trace if it is sampled: for the metrics."""
-        return self.line.id, self.trace.trace_id if self.trace is not None and self.trace.sampled else ""
 
     def set_match(self, match: PromptMatch, priority: int | None) -> None:
         """Store the match, the priority and what the log line shows of them."""
@@ -225,10 +236,16 @@ class RequestContext(msgspec.Struct):
             headers += self.trace.request_headers()
         return tuple(headers)
 
-    def release(self) -> None:
-        """Drop what a request that has to wait does not need."""
+    def release(self, *, keep_for_split: bool = False, keep_for_loads: bool = False) -> None:
+        """Drop what a request that has to wait does not need.
+
+        The body stays if it may be changed when the request is dispatched: for two legs, or to keep an engine
+        from loading from slower tiers. Its bytes are those that its stream keeps to send them on, in most
+        modes of a gateway, and ``queue_cost`` counts them in any case.
+        """
         self.match.release()
-        self.body = b""
+        if not keep_for_split and not (keep_for_loads and self.match.kind in _LOADING_KINDS):
+            self.body = b""
 
     def body_for(self, loads: Sequence[TierLoad]) -> bytes | None:
         """Return the body that keeps the engine from loading what it computes sooner; None: as it is."""

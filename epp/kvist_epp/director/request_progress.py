@@ -14,7 +14,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.observation import Observation
-from kvist_epp.load.in_flight import InFlightRequest, RequestState
+from kvist_epp.load.in_flight import InFlightRequest, Leg, RequestState
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
 from kvist_epp.telemetry.metrics import PickerMetrics
@@ -140,6 +140,8 @@ class RequestProgress:
         if request is not None or not session.startswith(self._own_sessions):
             return request
         request = self._table.find(session)
+        if request is not None and any(one.endpoint == endpoint for one in request.attempts[:-1]):
+            return None  # a late event of the endpoint that computed its prompt for another one
         served = next((c.endpoint for c in self._endpoints() if c.endpoint.key == endpoint), None)
         if request is None or served is None or served.role in ROLES_WITHOUT_REQUESTS:
             return None
@@ -149,6 +151,9 @@ class RequestProgress:
     def on_served_elsewhere(self, request: InFlightRequest, endpoint: Endpoint, now: float) -> None:
         """Move the record of a request to the endpoint that served it instead of the picked one."""
         if request.endpoint == endpoint.key:
+            return
+        if (place := request.decode_place) is not None and place.endpoint == endpoint.key:
+            self._tracker.begin_decode(request, place, 0, now, leg=Leg.DECODE)  # a sidecar has sent leg 1
             return
         self._metrics.served_elsewhere[request.attempt.hostport] += 1
         found = request.prompt and self._lookup.look(request.root, [request.prompt], learn=False)
@@ -182,7 +187,7 @@ class RequestProgress:
         self._metrics.ended[how] += 1
         if how in SERVED_ENDS and not (request.saving_counted or without_prefill):
             request.saving_counted = True
-            self._metrics.on_saved(request.predicted_tokens, request.attempt.load.rate)
+            self._metrics.on_saved(request.predicted_tokens, request.attempts[-1].load.rate)
         if self._decisions is not None:
             self._decisions.on_request_ended(request, how, status)
         if request.trace_id and self._tracer is not None:
@@ -195,7 +200,7 @@ class RequestProgress:
 
         An endpoint without trusted events keeps it: the routing history is all that is known there.
         """
-        member = self._lookup.members.get(request.endpoint)
+        member = self._lookup.members.get(request.attempts[-1].load.key)
         if without_prefill or member is None or member.precise:
             for note in request.cache_credit:
                 self._history.drop(note)

@@ -8,7 +8,8 @@ its metrics and models.
 - ``endpoints_file``: reads endpoints from a file and watches it.
 - ``kubernetes``: endpoints from pods, selected by labels or by an InferencePool.
 - ``engine_state``: what scrapes of one engine have shown; pure.
-- ``engine_key``: the API key that engines require, and the one before it.
+- ``engine_key``: the API key that engines require, the one before it, and what statuses say of them.
+- ``engine_session``: HTTP connections to engines.
 - ``page_connection``: requests one page again and again.
 - ``scraper``: asks engines for ``/metrics`` and ``/v1/models``.
 """

@@ -8,15 +8,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvist_epp.names import (
     KV_EVENTS_PORT,
     KV_REPLAY_PORT,
+    LABEL_KV_COMPATIBILITY,
     LABEL_KV_STORAGE,
+    LABEL_KV_STORAGE_TOKENS,
     LABEL_MAX_NUM_SEQS,
     LABEL_ROLES,
+    LMCACHE_PREFIX,
+    LMCACHE_TIER,
+    POD_KV_TIERS,
 )
+
+PREFILL_ROLES: Final = frozenset(
+    {"prefill", "both", "prefill-decode", "encode-prefill", "encode-prefill-decode"}
+)
+"""Roles of endpoints that may compute a prompt for another one; the longer names are llm-d's."""
+DECODE_ROLES: Final = frozenset({"decode", "both", "prefill-decode", "encode-prefill-decode"})
+"""Roles of endpoints that may answer a request whose prompt another one has computed."""
 
 
 class KvEventSource(NamedTuple):
@@ -64,11 +76,24 @@ class Endpoint:
     """``ip:port`` or ``[v6]:port``."""
     key: str = field(init=False, compare=False)
     """``namespace/name``: names the endpoint in the load tracker, in metrics and on pages."""
+    role: str = field(init=False, compare=False)
+    """The engine's role by its label; ``both`` without one."""
+    can_prefill: bool = field(init=False, compare=False)
+    """True if it may compute prompts for other endpoints."""
+    can_decode: bool = field(init=False, compare=False)
+    """True if it may answer requests whose prompts other endpoints have computed."""
+    kv_compatibility: str = field(init=False, compare=False)
+    """An opaque value that is equal for endpoints between which KV cache blocks can be transferred."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", MappingProxyType(dict(self.labels)))
         object.__setattr__(self, "hostport", hostport(self.address, self.port))
         object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
+        role = next((self.labels[label] for label in LABEL_ROLES if label in self.labels), "both")
+        object.__setattr__(self, "role", role)
+        object.__setattr__(self, "can_prefill", role in PREFILL_ROLES)
+        object.__setattr__(self, "can_decode", role in DECODE_ROLES)
+        object.__setattr__(self, "kv_compatibility", self.labels.get(LABEL_KV_COMPATIBILITY, ""))
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -82,18 +107,27 @@ class Endpoint:
     def max_num_seqs(self) -> int | None:
         """The engine's ``--max-num-seqs`` by its label, since vLLM does not export it; None without a
         number."""
-        text = self.labels.get(LABEL_MAX_NUM_SEQS, "")
-        return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
-
-    @property
-    def role(self) -> str:
-        """The engine's role by its label; ``both`` without one."""
-        return next((self.labels[label] for label in LABEL_ROLES if label in self.labels), "both")
+        return self._positive(LABEL_MAX_NUM_SEQS)
 
     @property
     def storage_namespace(self) -> str:
-        """The name of the storage of KV blocks that it shares with others; empty without one."""
-        return self.labels.get(LABEL_KV_STORAGE, "")
+        """The name of the storage of KV blocks that it shares with others; empty without one.
+
+        The name of a server of LMCache begins with ``LMCACHE_PREFIX``; one without a name is shared with no
+        other endpoint."""
+        name = self.labels.get(LABEL_KV_STORAGE, "")
+        if LMCACHE_TIER not in self.labels.get(POD_KV_TIERS, "").split(","):
+            return name
+        return f"{LMCACHE_PREFIX}{name or self.key}"
+
+    @property
+    def storage_tokens(self) -> int | None:
+        """The tokens that its server of LMCache can hold; None if it does not say."""
+        return self._positive(LABEL_KV_STORAGE_TOKENS)
+
+    def _positive(self, label: str) -> int | None:
+        text = self.labels.get(label, "")
+        return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
 
     @property
     def sources(self) -> tuple[KvEventSource, ...]:

@@ -13,6 +13,11 @@ KEPT: Final = 2
 """Keys that are tried: the file's, and the one that it had before."""
 
 
+def is_final_refusal(status: int) -> bool:
+    """Return whether an engine will never accept the request: status 4xx, but not a timeout or overload."""
+    return 400 <= status < 500 and status not in (408, 429)
+
+
 class EngineKey:
     """The key in a file, and the one before it."""
 

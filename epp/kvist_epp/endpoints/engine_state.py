@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.engines.vllm.engine_metrics import EngineRates, EngineSample, ServedModels
 from kvist_epp.engines.vllm.tier_metrics import TierSpeedEstimator
+from kvist_epp.engines.vllm.transfer_metrics import TransferRateEstimator
 from kvist_epp.prefix_stats.window import Window
 
 _GROWTH_DIVISOR: Final = 4
@@ -137,6 +138,7 @@ class EngineState:
     rates: EngineRates = field(default_factory=EngineRates)
     recent: RecentCounters = field(default_factory=RecentCounters)
     tier_speed: TierSpeedEstimator = field(default_factory=TierSpeedEstimator)
+    transfer_rate: TransferRateEstimator = field(default_factory=TransferRateEstimator)
     asked_at: float = 0.0
     """Monotonic time at which the last answered scrape was sent."""
     models_at: float | None = None

@@ -18,6 +18,7 @@ import aiohttp
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
 from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
+from kvist_epp.endpoints.engine_session import engine_session
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.endpoints.page_connection import PageConnection
 from kvist_epp.engines.vllm.engine_metrics import (
@@ -90,10 +91,7 @@ class Scraper:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Scraper":
-        # vLLM closes idle connections after 5 s
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-        timeout = aiohttp.ClientTimeout(total=self._timeout)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._session = engine_session(self._timeout)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -309,6 +307,7 @@ class Scraper:
         state.rates.observe(sample, asked_at)
         state.recent.observe(sample, asked_at)
         state.tier_speed.observe(sample.tiers, asked_at)
+        state.transfer_rate.observe(sample.transfers)
         if sample.cache_usage < FULL_CACHE:
             state.batch.observe(sample.running, sample.waiting)
         self._on_scrape(state)

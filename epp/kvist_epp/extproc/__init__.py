@@ -10,6 +10,7 @@ request ended.
 - ``session``: state machine of one ext_proc stream, in every body mode of Envoy.
 - ``pick_request``: the question to the picker and its answer, at once or deferred.
 - ``gateway_messages``: reads the gateway's messages (body chunks, headers, subset hint), encodes the answers.
+- ``plain_headers``: request headers as Envoy encodes them, read without protobuf.
 - ``response``: observed responses: echo of their chunks, token usage, the model's name restored.
 - ``load_filter``: the KV tiers that an engine may load from, as a member of the request body.
 - ``rewrite``: replacement of the model's name in request and response bodies.

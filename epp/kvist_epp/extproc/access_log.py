@@ -16,6 +16,7 @@ from kvist_epp.extproc.pb.accesslog_pb2 import (
     HTTPAccessLogEntry,
     StreamAccessLogsMessage,
 )
+from kvist_epp.extproc.pb.base_pb2 import SocketAddress
 from kvist_epp.extproc.protocol_errors import ErrorCounter
 from kvist_epp.http2.call import Sink
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
@@ -52,16 +53,17 @@ def decode_access_log(
         except DecodeError:
             unreadable += 1
             continue
-        if not entry.common_properties.intermediate_log_entry:
-            ended.append(_entry(entry))
+        common = entry.common_properties
+        if not common.intermediate_log_entry:
+            ended.append(_entry(entry, common.upstream_remote_address.socket_address))
     if unreadable:
         on_unreadable(unreadable)
     return ended
 
 
-def _entry(entry: HTTPAccessLogEntry) -> AccessLogEntry:
+def _entry(entry: HTTPAccessLogEntry, address: SocketAddress) -> AccessLogEntry:
     request = entry.request
-    headers, address = request.request_headers, entry.common_properties.upstream_remote_address.socket_address
+    headers = request.request_headers
     return AccessLogEntry(
         session=headers.get(SESSION_HEADER) or None,
         request_id=request.request_id or headers.get(REQUEST_ID_HEADER) or None,

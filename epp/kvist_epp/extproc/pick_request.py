@@ -38,6 +38,12 @@ class PickResult(msgspec.Struct, frozen=True):
     """Request headers to remove."""
 
 
+class Effect:
+    """A step to carry out before a request can be answered, such as to ask an engine (``disaggregation``)."""
+
+    __slots__ = ()
+
+
 Decision = PickResult | PickError
 
 DecisionCallback = Callable[[Decision | Exception], None]

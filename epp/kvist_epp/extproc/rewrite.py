@@ -87,11 +87,23 @@ def value_end(text: bytes, start: int) -> int:
     return -1
 
 
+def utf8(body: bytes) -> bytes | None:
+    """Return a JSON text as UTF-8 without a byte order mark; None if it is in no encoding of JSON."""
+    encoding = json.detect_encoding(body)
+    if encoding == "utf-8":
+        return body
+    try:
+        return body.decode(encoding).encode()
+    except UnicodeError:
+        return None
+
+
 def json_object(body: bytes) -> bytes | None:
     """Return ``body`` as UTF-8 if engines read it as a JSON object."""
+    text = utf8(body)
+    if text is None:
+        return None
     try:
-        encoding = json.detect_encoding(body)
-        text = body if encoding == "utf-8" else body.decode(encoding).encode()
         msgspec.json.decode(text, type=_Object)
     except (msgspec.MsgspecError, RecursionError):
         return text if _is_lax_object(text) else None

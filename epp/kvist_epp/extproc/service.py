@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from kvist_epp.errors import PickError, ProtocolError, traceback_without_text
 from kvist_epp.extproc.access_log import AccessLogCall, AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
@@ -69,37 +71,17 @@ def model_header_methods(
     }
 
 
-class _ProcessCall:
+class _ProcessCall(msgspec.Struct, eq=False):
     """The gRPC call of one ext_proc stream: passes messages to the session and its requests to the picker."""
 
-    __slots__ = (
-        "_decide",
-        "_half_closed",
-        "_on_error",
-        "_on_first_token",
-        "_on_response",
-        "_pending",
-        "_session",
-        "_sink",
-    )
-
-    def __init__(
-        self,
-        sink: Sink,
-        decide: Decide,
-        session: ExtProcSession,
-        on_error: ErrorCounter,
-        on_response: Callable[[ObservedResponse], None],
-        on_first_token: Callable[[FirstToken], None] = lambda _first: None,
-    ) -> None:
-        self._sink = sink
-        self._decide = decide
-        self._session = session
-        self._on_error = on_error
-        self._on_response = on_response
-        self._on_first_token = on_first_token
-        self._pending: PendingResult | None = None
-        self._half_closed = False
+    _sink: Sink
+    _decide: Decide
+    _session: ExtProcSession
+    _on_error: ErrorCounter
+    _on_response: Callable[[ObservedResponse], None]
+    _on_first_token: Callable[[FirstToken], None] = lambda _first: None
+    _pending: PendingResult | None = None
+    _half_closed: bool = False
 
     def on_message(self, data: bytes) -> None:
         try:

@@ -42,6 +42,7 @@ from kvist_epp.extproc import gateway_messages as gateway
 from kvist_epp.extproc import rewrite
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
+from kvist_epp.extproc.plain_headers import read_request_headers
 from kvist_epp.extproc.response import FirstToken, ObservedResponse, Response
 from kvist_epp.http2.call import NO_TRACE_HEADERS, Message
 from kvist_epp.names import (
@@ -74,6 +75,7 @@ class SessionStep(msgspec.Struct, frozen=True):
 NOTHING: Final = SessionStep()
 """No action: the step of most messages."""
 _END: Final = SessionStep(end=True)
+_PASS_HEADERS: Final = SessionStep((gateway.CONTINUE_REQUEST_HEADERS,))
 
 
 class _Phase(Enum):
@@ -124,9 +126,8 @@ class ExtProcSession:
     ) -> None:
         """``labels`` are headers that only the decision may set; with them rewrite headers are ignored.
 
-        ``trace_headers``: the trace context of the call. It is that of the gateway's own span, and takes
-        precedence over the client's, which the request's headers still have. ``clock`` times responses that
-        are observed, in seconds.
+        ``trace_headers``: the trace context of the call, of the gateway's own span; it takes precedence over
+        the client's in the request's headers. ``clock`` times observed responses, in seconds.
         """
         self._clock = clock
         self._observe = observe_responses
@@ -143,8 +144,15 @@ class ExtProcSession:
             if self._mode == pb.STREAMED:
                 self._count_late(message)
             return NOTHING  # Envoy was seen to repeat the last chunk (GAIE issue 2988)
-        if self._config is not None and (step := self._read_chunk(message)) is not None:
-            return step
+        if self._config is not None:
+            if (step := self._read_chunk(message)) is not None:
+                return step
+        elif (plain := read_request_headers(message)) is not None:
+            self._config, self._mode = plain.rest.config, plain.rest.config.request_body_mode
+            if plain.rest.observability_mode:
+                self._phase = _ENDED
+                return NOTHING
+            return self._begin(plain.values, plain.rest.subset, end_of_stream=plain.end_of_stream)
         try:
             request = pb.ProcessingRequest.FromString(message)
         except DecodeError as error:
@@ -187,16 +195,22 @@ class ExtProcSession:
     # -- the request
 
     def _request_headers(self, request: pb.ProcessingRequest) -> SessionStep:
+        sent, subset = request.request_headers, gateway.subset(request.metadata_context)
+        headers = gateway.header_values(sent, REQUEST_HEADERS)
+        return self._begin(headers, subset, end_of_stream=sent.end_of_stream)
+
+    def _begin(
+        self, headers: dict[str, str], subset: tuple[str, ...] | None, *, end_of_stream: bool
+    ) -> SessionStep:
         if self._observe:
             self._arrived = self._clock()
-        self._headers = gateway.header_values(request.request_headers, REQUEST_HEADERS)
-        self._subset = gateway.subset(request.metadata_context)
-        if request.request_headers.end_of_stream:
+        self._headers, self._subset = headers, subset
+        if end_of_stream:
             return self._pick()
         if self._mode in _WHOLE_MESSAGE:
             forged = [name for name in self._labels if name in self._headers]
             answer = gateway.remove_request_headers(forged) if forged else gateway.CONTINUE_REQUEST_HEADERS
-            return SessionStep((answer,))
+            return SessionStep((answer,)) if forged else _PASS_HEADERS
         collects = self._mode == pb.FULL_DUPLEX_STREAMED
         if self._mode == pb.STREAMED and self._config:
             collects = self._config.send_body_without_waiting_for_header_response

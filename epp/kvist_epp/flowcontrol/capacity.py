@@ -14,14 +14,18 @@ TPOT_POLL_SECONDS: Final = 0.1
 class Capacity:
     """Capacity of the endpoints during one poll, in which they only get fuller."""
 
-    __slots__ = ("_candidates", "_exhausted", "_max_backlog", "_now", "_open")
+    __slots__ = ("_candidates", "_exhausted", "_helpers", "_max_backlog", "_now", "_open")
 
     def __init__(self, candidates: Sequence[Candidate], now: float, max_backlog: float) -> None:
         """Drain the loads to ``now``; ``max_backlog``: seconds of prefill from which an endpoint is full."""
         self._max_backlog = max_backlog
         self._now = now
         self._candidates = {c.endpoint.key: c for c in candidates if not c.refusal}
-        for candidate in self._candidates.values():
+        self._helpers = {
+            c.endpoint.key: c for c in candidates if c.refusal and c.ready and c.endpoint.can_prefill
+        }
+        """Endpoints that only compute prompts for others; requests may wait for them, too."""
+        for candidate in (*self._candidates.values(), *self._helpers.values()):
             candidate.load.drain(now)
         self._open = [c for c in self._candidates.values() if not c.load.full(max_backlog)]
         self._exhausted: set[frozenset[str] | None] = set()
@@ -38,7 +42,7 @@ class Capacity:
         it is rejected; or if the endpoint it waits for has left, so that another one has to be chosen.
         """
         if isinstance(subset, EndpointFlow):
-            bound = self._candidates.get(subset.endpoint)
+            bound = self._candidates.get(subset.endpoint) or self._helpers.get(subset.endpoint)
             return bound is None or (
                 not bound.load.batch_or_backlog_full(self._max_backlog)
                 and bound.load.admits_queued(uncached, self._now)
@@ -53,7 +57,7 @@ class Capacity:
     def seconds_until_capacity(self) -> float:
         """Return the seconds until time alone gives a full endpoint capacity; infinite where it never
         does."""
-        loads = [c.load for c in self._candidates.values()]
+        loads = [c.load for c in (*self._candidates.values(), *self._helpers.values())]
         full = [load for load in loads if load.full(self._max_backlog)]
         turns = [load.tpot.seconds_until_turn(self._now) for load in loads if load.tpot and load.tpot.queued]
         polls = [TPOT_POLL_SECONDS, *turns] if turns else []

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import Cancelled, NoEndpoints, PickError, Shed, ShuttingDown
-from kvist_epp.extproc.pick_request import Decision
+from kvist_epp.extproc.pick_request import Decision, Effect
 from kvist_epp.flowcontrol.capacity import Capacity
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey, QueueItem, Subset
 from kvist_epp.flowcontrol.queue_deadlines import DispatchRate, QueueDeadlines
@@ -64,23 +64,25 @@ class QueuedRequest(QueueItem):
         self.context = context
         self.exemplar = exemplar
         self.stamp = (0.0, 0.0)
-        self.on_decision: Callable[[Decision | Exception], None] | None = None
-        """Set by a driver whose client waits for the decision."""
+        self.on_decision: Callable[[Any], None] | None = None
+        """Set by a driver whose client waits for the decision; gets what ``Outcome.decision`` is, but
+        None."""
 
 
 class Outcome(NamedTuple):
     """A step of ``Poll``: one queued request, and what became of it."""
 
     request: QueuedRequest
-    decision: Decision | Exception | None
+    decision: Decision | Effect | Exception | None
     """None: it was taken out and has to wait for another endpoint."""
 
 
 class Dispatcher:
     """The owner of queued requests."""
 
-    def dispatch(self, request: QueuedRequest, now: float) -> Decision | FlowKey:
-        """Choose an endpoint, or return what the request has to wait for. Raises PickError."""
+    def dispatch(self, request: QueuedRequest, now: float) -> Decision | Effect | FlowKey:
+        """Choose an endpoint, or return what the request has to wait for, or what is to be carried out for
+        it. Raises PickError."""
         raise NotImplementedError
 
     def on_poll(self, now: float) -> None:
@@ -213,7 +215,7 @@ class FlowController:
 
     def _dispatch(self, request: QueuedRequest, now: float) -> Outcome:
         try:
-            decision: Decision | FlowKey | Exception = self._dispatcher.dispatch(request, now)
+            decision: Decision | Effect | FlowKey | Exception = self._dispatcher.dispatch(request, now)
         except Exception as error:  # noqa: BLE001  a bug in the policy must cost one request, not the queue
             decision = error
         if isinstance(decision, FlowKey):

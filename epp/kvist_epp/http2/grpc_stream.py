@@ -57,6 +57,8 @@ class GrpcStream:
         self.number = number
         self.id = number.to_bytes(4, "big")
         self.head = head
+        self.trace_headers: Mapping[str, str] = head.trace_headers
+        """The trace context of the call; see ``Sink``."""
         self.lasting = lasting
         """True if the call does not end by itself, and keeps no message."""
         self.window = window
@@ -67,11 +69,6 @@ class GrpcStream:
     def __repr__(self) -> str:
         state = "answered" if self.sent else "ended by the client" if self.half_closed else "open"
         return f"<Stream {self.number}, {state}, {self.waiting_bytes} bytes to send>"
-
-    @property
-    def trace_headers(self) -> Mapping[str, str]:
-        """Return the trace context of the call; see ``Sink``."""
-        return self.head.trace_headers
 
     @property
     def peer(self) -> str:

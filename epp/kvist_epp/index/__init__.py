@@ -15,4 +15,5 @@ blocks on A, two on B.
 - ``routing_history``: prompts by the endpoint they were sent to.
 - ``index_accuracy``: predicted against true cached tokens of each endpoint.
 - ``tier_accuracy``: tokens predicted to be loaded from slower tiers against those that were.
+- ``storage_trust``: whether an endpoint shares the storage that its label names.
 """

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, Presence
-from kvist_epp.index.tree.matches import Group, Hit, Matches, search
+from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
 from kvist_epp.index.tree.segment import GPU, Root, Segment
 from kvist_epp.index.tree.storing import Storing
 
@@ -145,6 +145,8 @@ class Index:
         found: list[Group] = []
         for tree in self._forest.trees.get(root, {}).values():
             found += search(tree, prompt, self._live)
+        if len(found) > 1:
+            found.sort(key=tokens_of, reverse=True)
         return Matches(found, self._bits, self._publishers)
 
     def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
@@ -201,6 +203,16 @@ class Index:
             at, segment = segment.at, segment.parent
             text = segment.text[: segment.offset(at + 1)] + text
         return text[max(0, len(text) - limit) :]
+
+    def chain(self, name: int, blocks: int) -> list[int]:
+        """Return the hashes of up to ``blocks`` blocks that end with this one, the last one first, as most
+        publishers call them; empty: unknown."""
+        place, found = self._look(name, None), list[int]()
+        while place is not None and len(found) < blocks:
+            segment, at = place
+            found += segment.hashes[: at + 1][::-1]
+            place = None if segment.parent is None or segment.at < 0 else (segment.parent, segment.at)
+        return found[:blocks]
 
     def adapters(self) -> frozenset[str]:
         """The LoRA adapters that some block in the tree was computed with."""
@@ -327,15 +339,19 @@ class Index:
         who, medium = self._presences[publisher], medium.upper()
         if who.copies or who.opaque or who.own:
             return sum(self._removed_one(who, name, medium) for name in hashes)
-        known, segment, mask, nodes = 0, None, 0, self._forest.nodes
-        for name in hashes:
-            there = nodes.get(name)
+        known, at, segment, mask, nodes = 0, 0, None, 0, self._forest.nodes
+        while at < len(hashes):
+            there = nodes.get(hashes[at])
             if there is not segment:
                 if segment is not None:
                     known += self._forest.unhold(who, segment, mask, medium)
                 segment, mask = there, 0
-            if segment is not None:
-                mask |= segment.bit_of(who, name)
+            if segment is None:
+                at += 1
+                continue
+            blocks, count = segment.run_of(who, hashes, at)
+            mask |= blocks
+            at += count
         if segment is not None:
             known += self._forest.unhold(who, segment, mask, medium)
         return known

@@ -15,11 +15,10 @@ from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import MISS, Hit, Matches
 from kvist_epp.index.tree.segment import Segment
+from kvist_epp.names import LMCACHE_MEDIUM, SHARED_MEDIUM
 
 RATIO_TOKENS: Final = 64
 """Tokens a match needs for its own bytes per token to count."""
-SHARED: Final = "SHARED"
-"""The medium of storage that several engines share."""
 PLACE_BYTES: Final = 64
 """Bytes before the end of a routed prefix that, with their position, tell one prefix from another."""
 RATIO_WEIGHT: Final = 0.05
@@ -94,6 +93,8 @@ class Lookup:
         no other replicas."""
         self.storages: Mapping[str, int] = {}
         """Numbers in the index of the storages that engines share, by name, once they hold blocks."""
+        self.chunks: Mapping[str, int] = {}
+        """Tokens of the blocks of those storages that are servers of LMCache, by name."""
         self._sharers: dict[str, set[str]] = {}
         """Endpoints by the storage that they share."""
         self._owners: dict[int, str] = {}
@@ -104,8 +105,13 @@ class Lookup:
         """Add an endpoint to the look-up."""
         self.members[key] = member
         self._owners |= dict.fromkeys(member.publishers, key)
-        if member.storage is not None:
-            self._sharers.setdefault(member.storage, set()).add(key)
+        self.join_storage(key, member.storage)
+
+    def join_storage(self, key: str, storage: str | None) -> None:
+        """Count what shared storage of this name holds for an endpoint; None: none."""
+        self.members[key].storage = storage
+        if storage is not None:
+            self._sharers.setdefault(storage, set()).add(key)
 
     def leave(self, key: str) -> None:
         """Remove an endpoint from the look-up."""
@@ -126,10 +132,19 @@ class Lookup:
         number = None if member is None or member.storage is None else self.storages.get(member.storage)
         if number is None:
             return hit
-        shared = matches.of(number)
+        shared, medium = self._shared(str(member.storage if member else ""), number, matches)
         if shared.tokens <= hit.tokens:
             return hit
-        return Hit(shared.tokens, shared.bytes, {**hit.lower, SHARED: shared.tokens - hit.tokens})
+        return Hit(shared.tokens, shared.bytes, {**hit.lower, medium: shared.tokens - hit.tokens})
+
+    def _shared(self, name: str, number: int, matches: Matches) -> tuple[Hit, str]:
+        """Return what a storage holds of a prompt, and its medium. LMCache gives whole blocks of its own."""
+        hit, chunk = matches.of(number), self.chunks.get(name)
+        if chunk is None:
+            return hit, SHARED_MEDIUM
+        tokens = hit.tokens // chunk * chunk
+        size = hit.bytes * tokens // hit.tokens if tokens < hit.tokens else hit.bytes
+        return Hit(tokens, size, hit.lower), LMCACHE_MEDIUM
 
     def look(self, root: Root, prompts: Sequence[bytes], *, learn: bool = True) -> Found:
         """Return the cached part of these prompts of one request on each endpoint; several prompts add up.
@@ -176,10 +191,10 @@ class Lookup:
     def _add_storage(self, hits: dict[str, CachedPart], matches: Matches) -> None:
         """Add what shared storage holds to all endpoints that share it: there they are equal."""
         for name, number in self.storages.items():
-            shared, keys = matches.of(number), self._sharers.get(name, ())
+            (shared, medium), keys = self._shared(name, number, matches), self._sharers.get(name, ())
             if not shared.tokens:
                 continue
-            alone = CachedPart(shared.tokens, shared.bytes, {SHARED: shared.tokens}, shared.tokens)
+            alone = CachedPart(shared.tokens, shared.bytes, {medium: shared.tokens}, shared.tokens)
             for key in keys:
                 part = hits.get(key)
                 if not self.members[key].precise:
@@ -187,7 +202,7 @@ class Lookup:
                 if part is None:
                     hits[key] = alone
                 elif part.tokens < shared.tokens or part.indexed < shared.tokens:
-                    hits[key] = _with_storage(part, shared)
+                    hits[key] = _with_storage(part, shared, medium)
 
     def _add_hits(
         self,
@@ -233,13 +248,13 @@ _NO_BLOCKS: Final[Mapping[str, tuple[Hit, int | None]]] = MappingProxyType({})
 _NO_BLOCK: Final[tuple[Hit, int | None]] = (MISS, None)
 
 
-def _with_storage(part: CachedPart, shared: Hit) -> CachedPart:
+def _with_storage(part: CachedPart, shared: Hit, medium: str) -> CachedPart:
     """Return what an endpoint holds with what follows it in shared storage."""
     tokens, lower, indexed, elsewhere = part.tokens, part.lower, part.indexed, part.indexed_lower or {}
     if tokens < shared.tokens:
-        tokens, lower = shared.tokens, {**lower, SHARED: shared.tokens - tokens}
+        tokens, lower = shared.tokens, {**lower, medium: shared.tokens - tokens}
     if indexed < shared.tokens:
-        indexed, elsewhere = shared.tokens, {**elsewhere, SHARED: shared.tokens - indexed}
+        indexed, elsewhere = shared.tokens, {**elsewhere, medium: shared.tokens - indexed}
     return CachedPart(tokens, max(part.bytes, shared.bytes), lower, indexed, part.rank, elsewhere)
 
 

@@ -16,46 +16,39 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from kvist_epp.index.tree.segment import Root
 
 END_BYTES: Final = 64
 """What a note costs besides its text: each request ends in a block of its own (16 tokens, 64 bytes)."""
 
 
-class RoutedPrompt:
+class RoutedPrompt(msgspec.Struct, eq=False):
     """A prompt that was sent to an endpoint; ``drop`` takes it back."""
 
-    __slots__ = ("_end",)
-
-    def __init__(self, end: _End) -> None:
-        self._end: _End | None = end
+    _end: _End | None
 
 
-class _End:
+class _End(msgspec.Struct, eq=False):
     """The notes of one name that end at one node."""
 
-    __slots__ = ("count", "name", "node")
-
-    def __init__(self, name: str, node: _Node) -> None:
-        self.name = name
-        self.node: _Node | None = node
-        """None: evicted or forgotten."""
-        self.count = 0
+    name: str
+    node: _Node | None
+    """None: evicted or forgotten."""
+    count: int = 0
 
 
-class _Node:
+class _Node(msgspec.Struct, eq=False):
     """A stretch of text between two places where prompts part or end. The root has none."""
 
-    __slots__ = ("children", "ends", "holders", "parent", "text")
-
-    def __init__(self, text: bytes, parent: _Node | None) -> None:
-        self.text = text
-        self.parent = parent
-        self.children: dict[int, _Node] = {}
-        """By the first byte of their text."""
-        self.holders: dict[str, int] = {}
-        """Name → its ends here and below: who has the text up to here."""
-        self.ends: dict[str, _End] = {}
+    text: bytes
+    parent: _Node | None
+    children: dict[int, _Node] = {}
+    """By the first byte of their text."""
+    holders: dict[str, int] = {}
+    """Name → its ends here and below: who has the text up to here."""
+    ends: dict[str, _End] = {}
 
     def upwards(self) -> Iterator[_Node]:
         """This node and those above it."""

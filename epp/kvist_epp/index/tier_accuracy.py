@@ -1,9 +1,10 @@
 """Accuracy of the index on slower tiers: tokens predicted to come from each tier against those that came.
 
 An engine's events do not tell where the blocks of one request came from, so its counters are compared with
-the sums of predictions, over a window. Only the promise that a tier has not kept matters: what it gave beyond
-the prediction costs nothing. Such a tier's blocks are forgotten, and the endpoint stays precise: what the GPU
-holds is compared request by request (``index_accuracy``). Pure; the clock is a parameter.
+the sums of predictions, over a window: of 30 seconds, or longer until enough was predicted to decide. Only
+the promise that a tier has not kept matters: what it gave beyond the prediction costs nothing. Such a tier's
+blocks are forgotten, and the endpoint stays precise: what the GPU holds is compared request by request
+(``index_accuracy``). Pure; the clock is a parameter.
 """
 
 from collections import deque
@@ -11,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-WINDOW_SECONDS: Final = 60.0
+WINDOW_SECONDS: Final = 30.0
+"""What a tier gave longer ago excuses nothing, where enough was predicted since: files that go while others
+are loaded all the time are found out within that time."""
+LONGEST_SECONDS: Final = 3600.0
+"""Of a window in which little is predicted."""
 LEAST_TOKENS: Final = 2048
 """Tokens predicted from a tier in the window below which nothing is decided."""
 KEPT_SHARE: Final = 0.25
@@ -35,6 +40,12 @@ class _Sums:
     predicted: Mapping[str, int]
     true: Mapping[str, float]
 
+    def predicted_since(self, first: "_Sums", source: str) -> int:
+        return self.predicted.get(source, 0) - first.predicted.get(source, 0)
+
+    def true_since(self, first: "_Sums", source: str) -> float:
+        return self.true.get(source, 0.0) - first.true.get(source, 0.0)
+
 
 class TierAccuracy:
     """The accuracy of one endpoint's tiers, by the source that the engine's counters name."""
@@ -42,7 +53,9 @@ class TierAccuracy:
     def __init__(self) -> None:
         self.predicted: dict[str, int] = {}
         """Tokens predicted since the start, of requests that the engine has taken up."""
-        self._sums: deque[_Sums] = deque()
+        self._last: _Sums | None = None
+        self._windows: dict[str, deque[_Sums]] = {}
+        """By source, oldest sums first; of several in which nothing changed, first and last."""
 
     def on_taken_up(self, predicted: Mapping[str, int]) -> None:
         """Note the tokens that a request, which its engine has admitted, was predicted to load, by source."""
@@ -56,28 +69,57 @@ class TierAccuracy:
         """
         if not true:
             return []
-        sums = _Sums(now, dict(self.predicted), true)
-        if self._sums and any(true.get(name, 0.0) < n for name, n in self._sums[-1].true.items()):
-            self._sums.clear()
-        self._sums.append(sums)
-        while len(self._sums) > 2 and self._sums[1].at <= now - WINDOW_SECONDS:
-            self._sums.popleft()
-        broken = self._broken(self._sums[0], sums)
+        last, sums = self._last, _Sums(now, dict(self.predicted), true)
+        if last is not None and any(true.get(name, 0.0) < n for name, n in last.true.items()):
+            self.on_engine_restart()
+            last = None
+        self._last = sums
+        for source in self.predicted:
+            self._slide(source, last, sums)
+        found = (self._broken(source, window[0], sums) for source, window in self._windows.items())
+        broken = [one for one in found if one is not None]
         if broken:
             self.on_engine_restart()
+            self._last = sums
         return broken
 
-    def on_engine_restart(self) -> None:
-        """Begin a new window: the sums say nothing of what comes."""
-        self._sums.clear()
+    def kept(self, source: str) -> bool:
+        """Return whether a tier has given what was predicted, in the window, and enough to say so."""
+        window = self._windows.get(source)
+        if not window:
+            return False
+        first, last = window[0], window[-1]
+        predicted, true = last.predicted_since(first, source), last.true_since(first, source)
+        return predicted >= LEAST_TOKENS and true >= KEPT_SHARE * predicted
 
-    def _broken(self, first: _Sums, last: _Sums) -> list[BrokenPromise]:
-        predicted = {name: n - first.predicted.get(name, 0) for name, n in last.predicted.items()}
-        true = {name: n - first.true.get(name, 0.0) for name, n in last.true.items()}
+    def on_engine_restart(self) -> None:
+        """Begin new windows: the sums say nothing of what comes."""
+        self._windows.clear()
+        self._last = None
+
+    def _slide(self, source: str, before: _Sums | None, sums: _Sums) -> None:
+        """Add sums to the window of a source, and drop those that are too old and not needed."""
+        window = self._windows.get(source)
+        if window is None:
+            window = self._windows[source] = deque(() if before is None else (before,))
+        if len(window) > 1 and not sums.predicted_since(window[-2], source):
+            window.pop()
+        window.append(sums)
+        while len(window) > 2 and window[1].at <= sums.at - WINDOW_SECONDS:
+            enough = sums.predicted_since(window[1], source) >= LEAST_TOKENS
+            idle = not window[1].predicted_since(window[0], source)
+            if not (enough or idle or window[0].at <= sums.at - LONGEST_SECONDS):
+                return
+            window.popleft()
+
+    def _broken(self, source: str, first: _Sums, last: _Sums) -> BrokenPromise | None:
+        predicted, true = last.predicted_since(first, source), last.true_since(first, source)
         # blocks may have moved to another tier between the pick and the load
-        moved = sum(max(0.0, true.get(name, 0.0) - n) for name, n in predicted.items())
-        return [
-            BrokenPromise(name, n, round(true.get(name, 0.0)))
-            for name, n in predicted.items()
-            if n >= LEAST_TOKENS and true.get(name, 0.0) + moved < KEPT_SHARE * n
-        ]
+        moved = sum(
+            max(0.0, last.true_since(first, other) - last.predicted_since(first, other))
+            for other in self.predicted
+            if other != source
+        )
+        if predicted < LEAST_TOKENS or true + moved >= KEPT_SHARE * predicted:
+            return None
+        return BrokenPromise(source, predicted, round(true))

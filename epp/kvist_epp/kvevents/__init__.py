@@ -44,6 +44,7 @@ publishers are warm and none is suspect.
 - ``evicted_blocks``: blocks that were evicted and are computed again.
 - ``ingestion``: application of events to the index, and what they reveal about requests.
 - ``io_context``: ZMQ sockets on the event loop, the cooperative scheduler, and the limit on replays.
+- ``lmcache_blocks``: what a server of LMCache holds, by the events of its engines.
 - ``observation``: progress of a request as events reveal it, and the sessions seen in events.
 - ``publisher_feed``: one publisher's way from its sockets to the index, with its replays.
 - ``publisher_state``: counters of a publisher, and its events that wait for their parents.

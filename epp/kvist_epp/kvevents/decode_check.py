@@ -17,7 +17,8 @@ window, so that the cost of a block falls as the load grows.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, compress, count
+from operator import ne
 from typing import TypeAlias
 
 from kvist_epp.index.byte_index import GPU, Index
@@ -59,13 +60,9 @@ def find_canonical(
     valid, cut_short = _valid_prefix(text)
     canonical_ids = encode(text[:valid].decode())
     first = _token_at(canonical_ids, len(tail), pieces)
-    ids = [token for block in blocks for token in block.ids]
-    agreed = 0
-    if first is not None:
-        for ours, theirs in zip(ids, canonical_ids[first:], strict=False):
-            if ours != theirs:
-                break
-            agreed += 1
+    ids = list(chain.from_iterable(block.ids for block in blocks))
+    theirs = [] if first is None else canonical_ids[first:]
+    agreed = next(compress(count(), map(ne, ids, theirs)), min(len(ids), len(theirs)))
     text_ends = list(accumulate(len(block.data) for block in blocks))
     id_ends = list(accumulate(len(block.ids) for block in blocks))
     readable = sum(len(tail) + end <= valid for end in text_ends)

@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
 from operator import itemgetter
 from typing import Any, Protocol
 
-from kvist_epp.engines.vllm.kv_events import GPU, Batch, Event, Removed, Stored
+from kvist_epp.engines.vllm.event_decoder import EventDecoder
+from kvist_epp.engines.vllm.kv_events import GPU, Batch, Removed, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.sections import Captured, Section
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
@@ -53,6 +53,21 @@ class BlockDecoder:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces: list[bytes | None] = [piece or None for piece in pieces]
         """None makes ``join`` fail, so that an id that does not exist is noticed at no cost to the others."""
+        self.events = EventDecoder(pieces)
+
+    def ids(self, event: Stored) -> list[int]:
+        """Return the token ids of an event."""
+        return event.token_ids if event.pieces is None else self.events.ids(event.pieces)
+
+    def texts(self, event: Stored) -> tuple[list[bytes], bool]:
+        """Return the bytes of each block of an event up to the first that is not text, and whether all ids
+        are known."""
+        size, opaque_from = event.block_size, event.opaque_from
+        if event.pieces is None:
+            ids = event.token_ids
+            return self.decode(ids if opaque_from is None else ids[: opaque_from * size], size)
+        pieces = iter(event.pieces if opaque_from is None else event.pieces[: opaque_from * size])
+        return list(map(b"".join, zip(*[pieces] * size, strict=False))), True
 
     def decode(self, ids: Sequence[int], block_size: int) -> tuple[list[bytes], bool]:
         """Return the bytes of each block up to the first unknown id, and whether all ids are known."""
@@ -92,23 +107,25 @@ class Ingestor:
         self.evicted = EvictedBlocks(index)
         """Counts blocks that are computed again after their eviction."""
         self.checker = DecodeChecker(index, self._decoder.pieces, encode)
-        self.tiers = TierBlocks(index, self._decoder, self.checker, clock, lease_seconds)
+        self._publishers: dict[str, PublisherState] = {}
+        self.tiers = TierBlocks(index, self._decoder, self.checker, self._publishers, clock, lease_seconds)
         """Blocks on slower tiers."""
         self._lease_seconds = lease_seconds
         self._on_prefill_started = on_prefill_started
         self._clock = clock
-        self._publishers: dict[str, PublisherState] = {}
         self._sessions = RecentSessions()
         self.needs_sweep = False
         """True if blocks were removed whose memory ``sweep`` has to free."""
 
-    def add_publisher(self, publisher: str, endpoint: str, storage: str | None = None) -> None:
+    def add_publisher(
+        self, publisher: str, endpoint: str, storage: str | None = None, storage_tokens: int | None = None
+    ) -> None:
         """Set the endpoint ("namespace/name") of a publisher whose name does not contain it (a pod UID), and
-        the storage that its engine shares; None: it shares none."""
+        the storage that its engine shares, with the tokens that it can hold; None: it shares none."""
         state = self._state(publisher)
         state.endpoint = endpoint
         if storage is not None:
-            self.tiers.attach(state, storage)
+            self.tiers.attach(state, storage, storage_tokens)
 
     def remove_publisher(self, publisher: str) -> None:
         """Remove a publisher that has left, with all its blocks."""
@@ -122,6 +139,10 @@ class Ingestor:
         """Return the counters of a publisher; its feed adds those of messages and replays."""
         return self._state(publisher).stats
 
+    def decode(self, payload: bytes) -> Batch:
+        """Decode a message of an engine. Raises EventError if it is no batch of events."""
+        return self._decoder.events.decode(payload)
+
     def apply(self, publisher: str, batch: Batch) -> list[Observation]:
         """Apply a whole batch at once."""
         return [seen for seen in self.apply_in_steps(publisher, batch) if seen is not None]
@@ -129,16 +150,17 @@ class Ingestor:
     def apply_in_steps(self, publisher: str, batch: Batch) -> Iterator[Observation | None]:
         """Apply a batch, and yield after every event or 512 blocks so that the caller can pause."""
         state = self._state(publisher)
-        stats = state.stats
+        stats, state.events_at = state.stats, batch.ts
         stats.unknown += batch.unknown
         stats.malformed += batch.malformed
-        for event, count in merge_removals(batch.events):
+        for event in batch.events:
             if isinstance(event, Stored):
                 yield from self._apply_stored(state, event)
             elif isinstance(event, Removed):
-                stats.removed += count
-                self._apply_removed(state, event)
-                yield None
+                stats.removed += event.events
+                for at in range(0, len(event.hashes), MAX_BLOCKS):
+                    self._apply_removed(state, event, event.hashes[at : at + MAX_BLOCKS])
+                    yield None
             else:
                 stats.cleared += 1
                 state.clear_gpu()
@@ -212,16 +234,16 @@ class Ingestor:
 
     def _state(self, publisher: str) -> PublisherState:
         state = self._publishers.get(publisher)
-        if state is None:
+        if state is None and (state := self.tiers.shared(publisher)) is None:
             state = PublisherState(publisher, self._index.publisher(publisher), self._lease_seconds)
             self._publishers[publisher] = state
         return state
 
-    def _apply_removed(self, state: PublisherState, event: Removed) -> None:
+    def _apply_removed(self, state: PublisherState, event: Removed, hashes: list[int]) -> None:
+        """Remove some of the event's blocks."""
         if not _same_group(state.group, event.group):
             state.stats.other_groups += 1
             return
-        hashes = event.hashes
         self.evicted.on_removed(hashes)
         if event.medium != GPU:
             self.tiers.on_removed(state, hashes, event.medium)
@@ -236,13 +258,13 @@ class Ingestor:
     def _apply_stored(self, state: PublisherState, event: Stored) -> Iterator[Observation | None]:
         stats = state.stats
         stats.stored += 1
-        if event.kind in FULL_KINDS and state.group is None and event.token_ids:
+        if event.kind in FULL_KINDS and state.group is None and event.tokens:
             state.group = event.group
         if event.kind not in FULL_KINDS or not _same_group(state.group, event.group):
             stats.other_groups += 1
-        elif not event.token_ids and event.block_size == 0:
+        elif not event.tokens and event.block_size == 0:
             yield from self._place_on_tier(state, event)
-        elif len(event.token_ids) != len(event.hashes) * event.block_size or not event.hashes:
+        elif event.tokens != len(event.hashes) * event.block_size or not event.hashes:
             stats.missized += 1
         elif event.medium != GPU:
             yield from self._place_on_tier(state, event)
@@ -282,11 +304,8 @@ class Ingestor:
         # A prompt comes many blocks at a time. Blocks that follow a single block in the same request may be
         # the recomputation of its own answer after a preemption.
         decode = len(event.hashes) == 1 or self._sessions.decoding(state.name, session)
-        ids = event.token_ids
-        if event.opaque_from is not None:
-            ids = ids[: event.opaque_from * event.block_size]
         loaded = self.tiers.loaded(state, event.hashes) if state.tiered else 0
-        texts, complete = self._decoder.decode(ids, event.block_size)
+        texts, complete = self._decoder.texts(event)
         state.stats.unknown_ids += not complete
         if texts and not self._place_texts(state, event, texts, decode=decode):
             return None
@@ -298,8 +317,9 @@ class Ingestor:
             self.tiers.salted = True
         if state.tiered:
             self.tiers.on_known(state, event.hashes)
+            self.tiers.on_computed(state, event, texts, decode=decode)
         state.stats.blocks += len(event.hashes)
-        tokens = len(event.token_ids)
+        tokens = event.tokens
         first = self._sessions.add(state.name, session, single=len(event.hashes) == 1)
         return Observation(
             publisher=state.name,
@@ -325,9 +345,10 @@ class Ingestor:
             return placed
         size, previous = event.block_size, event.parent
         depth = parent.depth if parent else self._depth(state, previous)
+        ids = self._decoder.ids(event)
         for position, (block_hash, text) in enumerate(zip(event.hashes, texts, strict=False)):
             depth = None if depth is None else depth + size
-            tokens = BlockTokens(event.token_ids[position * size : (position + 1) * size], text)
+            tokens = BlockTokens(ids[position * size : (position + 1) * size], text)
             root = (event.lora, event.salt)
             block = DecodeBlock(block_hash, previous, root, tokens, size, depth, event.session)
             self.checker.add(state, block)
@@ -359,27 +380,6 @@ class Ingestor:
 
 def _same_group(indexed: int | None, group: int | None) -> bool:
     return indexed is None or group is None or indexed == group
-
-
-def merge_removals(events: Sequence[Event]) -> Iterator[tuple[Event, int]]:
-    """Yield the events in order, neighbouring removals as one, with the number of events merged.
-
-    vLLM publishes an event for each evicted block, and the index removes many blocks at once several times
-    faster. Only removals of one medium and group are merged, up to ``MAX_BLOCKS`` events.
-    """
-    for kind, run in groupby(events, _removal_kind):
-        if kind is None:
-            yield from ((event, 1) for event in run)
-            continue
-        removals = [event for event in run if isinstance(event, Removed)]
-        for at in range(0, len(removals), MAX_BLOCKS):
-            part = removals[at : at + MAX_BLOCKS]
-            hashes = [block for event in part for block in event.hashes]
-            yield Removed(hashes=hashes, medium=part[0].medium, group=part[0].group), len(part)
-
-
-def _removal_kind(event: Event) -> tuple[str, int | None] | None:
-    return (event.medium, event.group) if isinstance(event, Removed) else None
 
 
 def split_stored(event: Stored) -> list[Stored]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from kvist_epp.engines.vllm.kv_events import decode
 from kvist_epp.errors import EventError
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.io_context import EventSocket, IoContext
@@ -35,6 +34,8 @@ class FollowedPublisher:
     """Names that the endpoint may use in its topic, in bind mode: "ip:port", "name", "namespace/name"."""
     storage: str = ""
     """Name of the storage of KV blocks that its engine shares with others."""
+    storage_tokens: int | None = None
+    """Tokens that this storage can hold, where it is a server of LMCache; None: not known."""
 
 
 class Position(NamedTuple):
@@ -245,7 +246,7 @@ class PublisherFeed:
         if isinstance(step, Apply):
             self._applying = Position(step.seq + 1, step.payload[:MARK_BYTES])
             try:
-                self._batch = self._ingestor.apply_in_steps(name, decode(step.payload))
+                self._batch = self._ingestor.apply_in_steps(name, self._ingestor.decode(step.payload))
             except EventError:
                 self.stats.garbage += 1
                 self._ingestor.forget(name)  # the batch may have contained removals

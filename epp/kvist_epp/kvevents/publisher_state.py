@@ -1,8 +1,10 @@
 """State of one publisher: counters, blocks from decode, and events that wait for their parents. Pure."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from kvist_epp.engines.vllm.kv_events import Stored
 from kvist_epp.kvevents.decode_blocks import DecodeBlockTable
@@ -170,8 +172,10 @@ class PublisherState:
     """State of one publisher (a data-parallel rank of an endpoint) apart from the index."""
 
     __slots__ = (
+        "cleaned_at",
         "decode_blocks",
         "endpoint",
+        "events_at",
         "group",
         "leases",
         "name",
@@ -202,6 +206,11 @@ class PublisherState:
         """Media of its events that are this storage."""
         self.waiting = WaitingBlocks()
         self.leases = Leases(lease_seconds)
+        self.events_at = -inf
+        """Time of the newest batch that was applied, by the engine's clock."""
+        self.cleaned_at: Mapping[str, float] = {}
+        """Of storage whose files were found missing: ``events_at`` of each publisher that shared it then, and
+        under "" of the one that found it out. What events of before have stored is not expected again."""
         self.stats = PublisherStats()
 
     def clear(self) -> None:
@@ -209,6 +218,12 @@ class PublisherState:
         self.clear_gpu()
         self.waiting.clear()
         self.leases.clear()
+
+    def cleaned_since(self, source: "PublisherState") -> bool:
+        """Return whether files of this storage were found missing after the batch that is applied now: it is
+        replayed, since live ones are newer."""
+        at = self.cleaned_at
+        return bool(at) and source.events_at <= at.get(source.name, at[""])
 
     def clear_gpu(self) -> None:
         """Forget what the engine computed and had not moved to a slower tier."""

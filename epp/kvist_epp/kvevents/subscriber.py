@@ -69,7 +69,7 @@ class Subscriber:
             self._ingestor.remove_publisher(gone.name)
             self._io.scheduler.add(self._background)
         for new in wanted - self._feeds.keys():
-            self._ingestor.add_publisher(new.name, new.endpoint, new.storage)
+            self._ingestor.add_publisher(new.name, new.endpoint, new.storage, new.storage_tokens)
             self._feeds[new] = self._start_feed(new)
         self._by_name = {publisher.name: feed for publisher, feed in self._feeds.items()}
         self._stats = {}

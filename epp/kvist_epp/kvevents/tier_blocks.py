@@ -16,15 +16,19 @@ the time of a lease, which is renewed when the block is stored again or loaded.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from kvist_epp.engines.vllm.kv_events import CPU, GPU, SHARED, STORAGE, Stored
+from msgspec.structs import replace
+
+from kvist_epp.engines.vllm.kv_events import CPU, GPU, LMCACHE, SHARED, STORAGE, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import DecodeChecker
+from kvist_epp.kvevents.lmcache_blocks import LmcacheServer
 from kvist_epp.kvevents.publisher_state import PublisherState
 from kvist_epp.kvevents.tier_state import WAITING_SECONDS, WaitingBlock
+from kvist_epp.names import LMCACHE_PREFIX
 
 STORAGE_PREFIX: Final = "storage/"
 """Before the name of a shared storage among the publishers of the index."""
@@ -38,6 +42,10 @@ class Decoder(Protocol):
     def decode(self, ids: Sequence[int], block_size: int) -> tuple[list[bytes], bool]:
         """Return the bytes of each block up to the first unknown id, and whether all ids are known."""
 
+    def texts(self, event: Stored) -> tuple[list[bytes], bool]:
+        """Return the bytes of each block of an event up to the first that is not text, and whether all ids
+        are known."""
+
 
 class TierBlocks:
     """Places blocks of slower tiers, of all publishers."""
@@ -47,14 +55,21 @@ class TierBlocks:
         index: Index,
         decoder: Decoder,
         checker: DecodeChecker,
+        publishers: Mapping[str, PublisherState],
         clock: Callable[[], float],
         lease_seconds: float,
     ) -> None:
+        """``publishers``: all engines, by the names of their publishers."""
+        self._publishers = publishers
         self.storages: dict[str, PublisherState] = {}
         """Storages that several engines share, by name. They outlive their engines, as the files do; leases
         empty those that nothing renews."""
         self.numbers: dict[str, int] = {}
         """Their numbers in the index."""
+        self.servers: dict[str, LmcacheServer] = {}
+        """Those of them that are servers of LMCache."""
+        self.chunks: dict[str, int] = {}
+        """Tokens of the servers' blocks."""
         self._lease_seconds = lease_seconds
         self.salted = False
         """An event with a salt was seen: a first block of a prompt may have one."""
@@ -63,14 +78,21 @@ class TierBlocks:
         self._checker = checker
         self._clock = clock
 
-    def attach(self, state: PublisherState, name: str) -> None:
+    def attach(self, state: PublisherState, name: str, tokens: int | None = None) -> None:
         """Count what an engine stores in the storage of this name as held by all engines that share it.
 
         With a name that is all of its storage, without one the part of which its events say that others read
-        it (locality REMOTE).
+        it (locality REMOTE). ``tokens``: what a server of LMCache can hold; None: not known.
         """
         state.storage_name = name
         state.shared_media = frozenset({STORAGE, SHARED} if name else {SHARED})
+        if name.startswith(LMCACHE_PREFIX):
+            state.shared_media, state.tiered = frozenset({CPU, LMCACHE}), True
+            storage = self.holder(state, CPU)
+            if name not in self.servers:
+                self.servers[name] = LmcacheServer(name, storage, self._index)
+                self.chunks[name] = self.servers[name].chunk
+            self.servers[name].limit(tokens)
 
     def holder(self, state: PublisherState, medium: str) -> PublisherState:
         """Return the publisher whose blocks are those of a medium of an engine: its own, or the storage that
@@ -78,6 +100,10 @@ class TierBlocks:
         name = state.storage_name
         if name is None or medium not in state.shared_media:
             return state
+        return self.storage(name)
+
+    def storage(self, name: str) -> PublisherState:
+        """Return the storage of this name, made when new."""
         if (found := self.storages.get(name)) is None:
             full = f"{STORAGE_PREFIX}{name}"
             found = PublisherState(full, self._index.publisher(full), self._lease_seconds)
@@ -85,12 +111,38 @@ class TierBlocks:
             self.storages[name], self.numbers[name] = found, found.number
         return found
 
+    def sharers(self, publishers: Iterable[str]) -> Mapping[str, Sequence[str]]:
+        """Return the storages that some of these publishers share, by their name in snapshots, with all
+        publishers that share each."""
+        known = self._publishers
+        names = dict.fromkeys(known[source].storage_name for source in publishers if source in known)
+        return {
+            f"{STORAGE_PREFIX}{name}": [one for one, state in known.items() if state.storage_name == name]
+            for name in names
+            if name is not None and name in self.storages
+        }
+
+    def shared(self, source: str) -> PublisherState | None:
+        """Return the storage that has this name in snapshots, made when new; None: no publisher shares it."""
+        name = source.removeprefix(STORAGE_PREFIX)
+        is_storage = name != source and source not in self._publishers
+        if is_storage and any(state.storage_name == name for state in self._publishers.values()):
+            return self.storage(name)
+        return None
+
     def on_stored(self, state: PublisherState, event: Stored) -> list[int]:
         """Apply an event of a tier; return the hashes whose place is known now."""
+        if event.medium == CPU and (server := self._server(state)):
+            texts, _ = self._decoder.texts(replace(event, block_size=server.block_size))
+            state.stats.held_unknown += not server.on_stored(event, texts)
+            self.chunks[server.name] = server.chunk
+            return []
         size, medium, parent, placed = event.block_size, event.medium, event.parent, list[int]()
         holder = self.holder(state, medium)
         medium = medium if holder is state else SHARED
         if medium not in COUNTED:
+            if holder.cleaned_since(state):
+                return []
             holder.leases.add(medium, event.hashes)
         for at, name in enumerate(event.hashes):
             ids = event.token_ids[at * size : (at + 1) * size]
@@ -102,8 +154,17 @@ class TierBlocks:
 
     def loaded(self, state: PublisherState, hashes: Sequence[int]) -> int:
         """Return how many of these blocks, which the GPU is about to hold, only slower tiers have held."""
+        if (server := self._server(state)) is not None:
+            return server.loaded(hashes)
         waiting = sum(name in state.waiting for name in hashes) if len(state.waiting) else 0
         return waiting + self._index.loaded(state.number, hashes)
+
+    def on_computed(
+        self, state: PublisherState, event: Stored, texts: Sequence[bytes], *, decode: bool
+    ) -> None:
+        """Note blocks that the GPU of an engine has now: its server of LMCache will have them."""
+        if (server := self._server(state)) is not None:
+            server.on_computed(event, texts, decode=decode)
 
     def on_known(self, state: PublisherState, hashes: Sequence[int]) -> list[int]:
         """Place the blocks that waited for these hashes; return their hashes.
@@ -125,6 +186,10 @@ class TierBlocks:
 
     def on_removed(self, state: PublisherState, hashes: Iterable[int], medium: str) -> None:
         """Note that blocks have left a tier; the index is the caller's, but for shared storage."""
+        if medium == CPU and (server := self._server(state)) is not None:
+            if server.on_removed(list(hashes)):
+                server.forget()
+            return
         holder = self.holder(state, medium)
         medium = medium if holder is state else SHARED
         holder.waiting.remove(hashes, medium)
@@ -160,12 +225,17 @@ class TierBlocks:
     def forget(self, state: PublisherState, medium: str) -> None:
         """Remove all blocks of one medium, leased ones in steps (``remove_expired``); those of a storage that
         the engine shares for all engines: what one does not find there, the others will not."""
-        holder = self.holder(state, medium)
-        state, medium = holder, medium if holder is state else SHARED
-        if medium in COUNTED:
-            self._index.cleared(state.number, medium=medium)
+        if medium == LMCACHE and (server := self._server(state)) is not None:
+            server.forget()
+            return
+        holder, publishers = self.holder(state, medium), self._publishers.values()
+        held = medium if holder is state else SHARED
+        if held in COUNTED:
+            self._index.cleared(holder.number, medium=held)
         else:
-            state.leases.end(medium)
+            holder.leases.end(held)
+            sharers = [one for one in publishers if self.holder(one, medium) is holder]
+            holder.cleaned_at = {**{one.name: one.events_at for one in sharers}, "": state.events_at}
 
     def on_restored(self, state: PublisherState) -> None:
         """Lease the blocks that another replica's snapshot has brought."""
@@ -173,6 +243,10 @@ class TierBlocks:
         for medium in self._index.blocks(state.number):
             if medium not in COUNTED:
                 state.leases.add(medium, self._index.names_on(state.number, medium))
+
+    def _server(self, state: PublisherState) -> LmcacheServer | None:
+        """Return the server of LMCache that an engine uses."""
+        return None if state.storage_name is None else self.servers.get(state.storage_name)
 
     def _place(self, state: PublisherState, block: WaitingBlock) -> bool:
         """Add a block to the index, or to those that wait; return False if it waits."""

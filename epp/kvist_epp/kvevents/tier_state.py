@@ -114,11 +114,12 @@ class Leases:
     at least, and for one at most. Blocks of expired generations are taken out a few at a time.
     """
 
-    __slots__ = ("_current", "_expired", "_limit", "_previous", "_since", "seconds")
+    __slots__ = ("_current", "_expired", "_previous", "_since", "limit", "seconds")
 
     def __init__(self, seconds: float, limit: int = MAX_LEASED) -> None:
         self.seconds = seconds
-        self._limit = limit
+        self.limit = limit
+        """Most blocks that are believed; half of them at least."""
         self._since = 0.0
         self._current: dict[str, set[int]] = {}
         """By medium."""
@@ -140,7 +141,7 @@ class Leases:
         for older in (self._previous, self._expired):
             if blocks := older.get(medium):
                 blocks -= names
-        if 2 * len(current) > self._limit:
+        if 2 * len(current) > self.limit:
             self._start_generation()
 
     def renew(self, names: Sequence[int]) -> None:

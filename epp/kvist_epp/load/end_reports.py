@@ -44,19 +44,16 @@ class EndReports:
     They are taken to do so until a scrape shows that requests have ended of which no report came.
     """
 
-    __slots__ = ("_reported", "_sent", "_since", "known")
+    __slots__ = ("_reported", "_sent", "_since", "certain", "known")
 
     def __init__(self) -> None:
         self.known = True
         """False if the ends of requests are not reported."""
+        self.certain = False
+        """Reports have come, and still do."""
         self._reported = False
         self._sent = 0
         self._since = inf
-
-    @property
-    def certain(self) -> bool:
-        """Return whether reports have come, and still do."""
-        return self.known and self._reported
 
     def on_sent(self, now: float) -> None:
         """Note a request of this replica."""
@@ -66,7 +63,7 @@ class EndReports:
 
     def on_report(self) -> None:
         """Note the end of a request of any replica, as a gateway reported it."""
-        self.known = self._reported = True
+        self.known = self.certain = self._reported = True
         self._sent, self._since = 0, inf
 
     def on_unnoticed(self, now: float) -> None:
@@ -76,7 +73,7 @@ class EndReports:
         """
         silent = self._sent > SILENT_REQUESTS and now - self._since > SILENT_SECONDS
         if self._sent and (silent or not self._reported):
-            self.known = False
+            self.known = self.certain = False
 
     def missing(self, now: float) -> bool:
         """Return whether so many requests were sent without a report that none will come."""

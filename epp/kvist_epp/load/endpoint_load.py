@@ -14,13 +14,18 @@ from math import inf
 from types import MappingProxyType
 from typing import Final
 
+from kvist_epp.engines.vllm.kv_events import CPU, STORAGE
 from kvist_epp.load.end_reports import LOOK_SECONDS, EndReports, StayEstimate
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.prefill_rate import PrefillRateEstimator
+from kvist_epp.load.prefill_share import PrefillShare
 from kvist_epp.load.tpot_admission import LIGHT_TOKENS, TpotAdmission
 
 DEFAULT_RATE: Final = 15_928.0
 """Prefill tokens/s until an endpoint's own is learned: Qwen3-32B on one H100 (``kvist sim``'s default)."""
+DEFAULT_TRANSFER_RATE: Final = 48_000.0
+"""Tokens/s received from other endpoints until the endpoint's own rate is measured: 256 KiB a token
+(Qwen3-32B) over a network of 100 Gbit/s."""
 NO_RATES: Final[Mapping[str, float]] = MappingProxyType({})
 STEP_TOKENS: Final = 8_192
 """The most that engines usually compute in a step (vLLM's ``--max-num-batched-tokens`` on large GPUs)."""
@@ -56,11 +61,21 @@ class EndpointLoad:
     """Tokens/s that the engine loads from slower media, by medium, as far as measured."""
     skipped_media: frozenset[str] = frozenset()
     """Media from which it must not load, since computing is quicker."""
+    limits_loads: bool = False
+    """Its engine can be kept from loading: the speed of its tiers is measured, and ``--skip-slow-tiers``."""
+    loading_until: dict[str, float] = field(default_factory=dict)
+    """By ``lane``: when the loads that this replica has sent will be done, at the rates of ``tier_rates``."""
     at: float = 0.0
     attempts: dict[Attempt, None] = field(default_factory=dict)
     """Under way, of all replicas, in the order they became known."""
     prefill_queue: OrderedDict[Attempt, None] = field(default_factory=OrderedDict)
     """Those with a backlog, oldest first."""
+    reserved: int = 0
+    """Requests that will be answered here while another endpoint computes their prompts."""
+    promised_tokens: float = 0.0
+    """Tokens of their prompts that will be transferred here."""
+    receives_until: float = -inf
+    """When the tokens that are on their way here will have arrived."""
     unseen_requests: int = 0
     """Attempts that the last scrape did not show, less those that ended since."""
     last_scrape_at: float = -inf
@@ -72,6 +87,10 @@ class EndpointLoad:
     rate_estimator: PrefillRateEstimator = field(default_factory=PrefillRateEstimator)
     tpot: TpotAdmission | None = None
     """Admission of prefill under a TPOT target; None: there is no target."""
+    prefill_share: PrefillShare = field(default_factory=PrefillShare)
+    """Share of its time for which prompts were sent there in the last seconds."""
+    transfer_rate: float | None = None
+    """Tokens/s that it receives from other endpoints; None: not measured."""
     stay: StayEstimate = field(default_factory=StayEstimate)
     """How long requests stay, where their ends are not reported."""
     end_reports: EndReports = field(default_factory=EndReports)
@@ -82,13 +101,13 @@ class EndpointLoad:
     @property
     def running(self) -> int:
         """Requests on the endpoint, untracked ones included."""
-        return len(self.attempts) + self.untracked_requests
+        return len(self.attempts) + self.untracked_requests + self.reserved
 
     @property
     def counted_requests(self) -> int:
         """Requests that take a slot, as far as known: without attempts that the last scrape did not show,
         because the access log reports ends late."""
-        return len(self.attempts) + self.untracked_requests - self.unseen_requests
+        return len(self.attempts) + self.untracked_requests + self.reserved - self.unseen_requests
 
     @property
     def slot_limit(self) -> float:
@@ -108,6 +127,11 @@ class EndpointLoad:
         return (
             self.counted_requests >= self.slot_limit or self.backlog_tokens > max_backlog_seconds * self.rate
         )
+
+    def occupy(self, medium: str, seconds: float, now: float) -> None:
+        """Note a load from a slower medium, which begins when those before it are done."""
+        way = lane(medium)
+        self.loading_until[way] = max(now, self.loading_until.get(way, now)) + seconds
 
     def full(self, max_backlog_seconds: float) -> bool:
         """True if no queued request may be sent there: its batch, its backlog or its KV cache is full."""
@@ -216,13 +240,36 @@ class EndpointLoad:
         self.changed.add(self)
         if self._is_duplicate(attempt):
             attempt.uncached = attempt.backlog = 0.0
+        if attempt.transferred:
+            seconds = attempt.transferred / (self.transfer_rate or DEFAULT_TRANSFER_RATE)
+            self.receives_until = max(self.receives_until, attempt.routed_at) + seconds
+            if self.tpot is not None:
+                self.tpot.reserve(attempt.transferred)
         if self.tpot is not None:
             self.tpot.debit(attempt.backlog, self.rate, attempt.routed_at, attempt.request.origin)
         if attempt.backlog > 0:
+            self.prefill_share.add(attempt.backlog / self.rate, attempt.routed_at)
             if not self.prefill_queue and self.last_event_at > -inf:
                 self.last_event_at = max(self.last_event_at, attempt.routed_at)
             self.prefill_queue[attempt] = None
             self.backlog_tokens += attempt.backlog
+
+    def keep_place(self, tokens: int) -> None:
+        """Keep a sequence slot, and room for so many tokens, for a request whose prompt another endpoint
+        computes."""
+        self.reserved += 1
+        self.promised_tokens += tokens
+        if self.tpot is not None:
+            self.tpot.reserve(tokens)
+        self.changed.add(self)
+
+    def release_place(self, tokens: int) -> None:
+        """Give back what ``keep_place`` has kept."""
+        self.reserved -= 1
+        self.promised_tokens -= tokens
+        if self.tpot is not None:
+            self.tpot.refund(tokens)
+        self.changed.add(self)
 
     def set_content(self, attempt: Attempt, content: Hashable) -> None:
         """Name an attempt's prompt.
@@ -242,8 +289,9 @@ class EndpointLoad:
 
     def remove(self, attempt: Attempt) -> None:
         """Remove an attempt that has ended, with its backlog."""
-        left = attempt.backlog
-        self.set_backlog(attempt, 0.0)
+        if left := attempt.backlog:
+            self.set_backlog(attempt, 0.0)
+        self.changed.add(self)
         del self.attempts[attempt]
         content = attempt.request.content
         if self.dedup_owner.get(content) is attempt:
@@ -251,7 +299,7 @@ class EndpointLoad:
             if left:
                 self._pass_on(content, left)
         if self.tpot is not None:
-            self.tpot.refund(attempt.uncached)
+            self.tpot.refund(attempt.uncached + attempt.transferred)
         if self.unseen_requests:
             self.unseen_requests -= 1
 
@@ -269,6 +317,12 @@ class EndpointLoad:
             if not attempt.progressed and attempt.backlog < attempt.uncached:
                 self.set_backlog(attempt, attempt.uncached)
         self.prefill_queue = OrderedDict.fromkeys(sorted(self.prefill_queue, key=routed_at))
+
+
+def lane(medium: str) -> str:
+    """Return what the loads from a medium share: host memory has a way of its own, all others are storage,
+    which engines cannot be kept from one by one."""
+    return CPU if medium == CPU else STORAGE
 
 
 def routed_at(attempt: Attempt) -> float:

@@ -40,10 +40,17 @@ class RequestState(Enum):
     ENDED = "ended"
 
 
+_ENDED: Final = RequestState.ENDED  # a look-up in an Enum takes 1,500 instructions
+
+
 class Leg(Enum):
     """The part of a request that an attempt carries out."""
 
     SERVE = "serve"
+    PREFILL = "prefill"
+    """The picker's own request that computes the prompt of a request for another endpoint."""
+    DECODE = "decode"
+    """A request whose prompt another endpoint computes: its blocks are transferred."""
     PREWARM = "prewarm"
     """The picker's own request that computes a prefix before it is needed."""
 
@@ -67,6 +74,8 @@ class Attempt(msgspec.Struct, eq=False):
     leg: Leg = Leg.SERVE
     hostport: str = ""
     """``ip:port`` of the endpoint."""
+    transferred: float = 0.0
+    """Tokens of the prompt that are transferred there from another endpoint."""
 
     @property
     def open(self) -> bool:
@@ -77,6 +86,20 @@ class Attempt(msgspec.Struct, eq=False):
     def endpoint(self) -> str:
         """Key of the endpoint."""
         return self.load.key
+
+
+class DecodePlace(msgspec.Struct, frozen=True):
+    """The endpoint that will answer a request whose prompt another one computes."""
+
+    endpoint: str
+    """Its key."""
+    hostport: str
+    transferred: int
+    """Tokens that it gets from the other one."""
+    indexed: int
+    """Tokens that it has cached by the index alone, when the request was routed …"""
+    indexed_lower: Mapping[str, int] | None
+    """… and those among them on slower tiers."""
 
 
 class InFlightRequest(msgspec.Struct, eq=False):
@@ -91,7 +114,10 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """Replica that routed it and will report its end; empty: this one."""
     state: RequestState = RequestState.QUEUED
     attempts: list[Attempt] = []
-    """None before it is sent; usually one; one on another endpoint replaces it."""
+    """None before it is sent; usually one; one on another endpoint replaces it. A disaggregated request has
+    the one that computed its prompt, and then the one that answers."""
+    decode_place: DecodePlace | None = None
+    """While another endpoint computes its prompt: where it will be answered, with a place kept for it."""
     root: Root = (None, None)
     prompt: bytes | None = None
     """Kept until the engine takes the request up, to match it with the index at that moment."""
@@ -102,6 +128,8 @@ class InFlightRequest(msgspec.Struct, eq=False):
     indexed_lower: Mapping[str, int] | None = None
     """Of ``indexed_tokens``: those on slower tiers, by medium, at the same moment; None: none are. What was
     on storage at the pick and has moved to host memory on its way to the GPU counts as on storage."""
+    skipped_media: frozenset[str] = frozenset()
+    """Media from which its body keeps the engine from loading: what they hold of it is no promise."""
     index_compared: bool = False
     """``indexed_tokens`` is of the moment when the engine took the request up."""
     predicted_tokens: int = 0
@@ -202,17 +230,25 @@ class InFlightTable:
             self.prompt_bytes += len(request.prompt)
             if self.prompt_bytes > self.MAX_PROMPT_BYTES:
                 self.take_prompt(request)
-        self._by_session.setdefault(request.session, {})[request] = None
-        self._by_endpoint.setdefault((request.session, request.endpoint), {})[request] = None
-        self._own += not request.origin
+        session, key = request.session, (request.session, request.attempts[-1].load.key)
+        if (requests := self._by_session.get(session)) is None:
+            self._by_session[session] = {request: None}
+        else:
+            requests[request] = None
+        if (requests := self._by_endpoint.get(key)) is None:
+            self._by_endpoint[key] = {request: None}
+        else:
+            requests[request] = None
+        if not request.origin:
+            self._own += 1
 
     def remove(self, request: InFlightRequest) -> None:
         """Remove a request that has ended; no effect if it is not in the table."""
         if not _discard(self._by_session, request.session, request):
             return
-        _discard(self._by_endpoint, (request.session, request.endpoint), request)
+        _discard(self._by_endpoint, (request.session, request.attempts[-1].load.key), request)
         self.take_prompt(request)
-        request.state = RequestState.ENDED
+        request.state = _ENDED
         self._own -= not request.origin
 
     def move(self, request: InFlightRequest, attempt: Attempt) -> None:
@@ -269,7 +305,7 @@ class InFlightTable:
         return requests[0] if requests else None
 
     def on_decoding(self, request: InFlightRequest, now: float) -> None:
-        """RoutedPrompt that the engine has computed the whole prompt."""
+        """Note that the engine has computed the whole prompt."""
         if request.state is not RequestState.DECODING:
             request.state = RequestState.DECODING
             self._decoding.append((now, request))

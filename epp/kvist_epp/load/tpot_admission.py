@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.load.replica_rotation import ReplicaRotation
+from kvist_epp.load.token_time import TokenTime
 
 if TYPE_CHECKING:
     from kvist_epp.load.endpoint_load import EndpointLoad
@@ -67,6 +68,7 @@ class TpotAdmission:
         "queued",
         "queued_tokens",
         "rotation",
+        "token_time",
     )
 
     def __init__(self, target: float) -> None:
@@ -80,6 +82,8 @@ class TpotAdmission:
         """Uncached tokens of all of them."""
         self.rotation = ReplicaRotation()
         """Turn of the newest of them."""
+        self.token_time = TokenTime()
+        """What ``prefill_share`` was learned from."""
         self._allowance = STEP_SECONDS
         self._at = 0.0
         self._computed = 0.0
@@ -121,26 +125,43 @@ class TpotAdmission:
         """Add prompt tokens that events reported as computed."""
         self._computed += tokens
 
-    def on_scrape(self, sample: EngineSample, backlog: float, rate: float, now: float) -> None:
-        """Learn from a scrape; ``backlog``: prompt tokens under way that the engine has no blocks for yet."""
+    def on_scrape(
+        self, sample: EngineSample, backlog: float, rate: float, now: float, *, helping: int = 0
+    ) -> None:
+        """Learn from a scrape; ``backlog``: prompt tokens under way that the engine has no blocks for yet.
+
+        ``helping``: requests there that end with their prompt, since other endpoints answer them; where there
+        are no others, prompts may take all of the time.
+        """
         if (capacity := sample.reported_tokens) is not None:
             self._most = capacity / 2
             free = (1.0 - sample.cache_usage - FREE_SHARE) * capacity - backlog
             self._free = 0.0 if sample.kv_full else free
         computed, self._computed = self._computed, 0.0
-        if self._last is not None and now > self._last[0] and sample.running:
-            self._learn(self._last, sample, min(now - self._last[0], computed / rate), now)
-        self._last = now, sample.generation_tokens, sample.running
+        running = max(0, sample.running - helping)
+        if self._last is not None and now > self._last[0] and running:
+            self._learn(
+                self._last, sample.generation_tokens, running, min(now - self._last[0], computed / rate), now
+            )
+        elif helping and not running:
+            self.prefill_share, self._sums = 1.0, (0.0, 0.0, 0.0, 0.0)
+            self.token_time.forget()
+        self._last = now, sample.generation_tokens, running
 
     def _learn(
-        self, last: tuple[float, float, int], sample: EngineSample, prefill: float, now: float
+        self,
+        last: tuple[float, float, int],
+        generated_now: float,
+        running_now: int,
+        prefill: float,
+        now: float,
     ) -> None:
         at, generated, running = last
         seconds = now - at
         fade = exp(-seconds / MEMORY_SECONDS)
         new = (
-            (running + sample.running) / 2 * seconds,
-            max(0.0, sample.generation_tokens - generated),
+            (running + running_now) / 2 * seconds,
+            max(0.0, generated_now - generated),
             prefill,
             seconds,
         )
@@ -151,6 +172,25 @@ class TpotAdmission:
         if tokens >= LEAST_TOKENS:
             undisturbed = sequences / tokens * (1.0 - min(MARGIN, prompts / time))
             self.prefill_share = max(LEAST_SHARE, 1.0 - undisturbed / self._target)
+            self.token_time.learn(undisturbed, sequences / time, prompts / time)
+
+    def share_with(self, sequences: float, per_sequence: float) -> float:
+        """Return ``prefill_share`` as it will be with so many sequences, each of which prolongs a token by
+        ``per_sequence`` seconds; 1 while nothing is learned."""
+        if self.prefill_share >= 1.0:
+            return 1.0
+        token = self.token_time.with_sequences(sequences, per_sequence)
+        return min(1.0, max(LEAST_SHARE, 1.0 - token / self._target))
+
+    def has_room(self, tokens: int) -> bool:
+        """Return whether the KV cache has blocks for so many tokens more; True where that is unknown."""
+        return self._free is None or self._free >= min(tokens, self._most)
+
+    def reserve(self, tokens: float) -> None:
+        """Subtract tokens that another endpoint computes and that will be transferred here; ``refund`` gives
+        them back."""
+        if self._free is not None:
+            self._free -= tokens
 
     def admits_queued(self, load: "EndpointLoad", tokens: int, now: float) -> bool:
         """Return whether a request that waits for the endpoint may be sent: there is capacity, and it is its
@@ -183,6 +223,13 @@ class TpotAdmission:
         self._advance(now)
         enough = min(STEP_SECONDS, tokens / load.rate)
         return self._allowance >= enough or not self._decoding_prevails(load, now, queued)
+
+    def seconds_until_admitted(self, tokens: int, rate: float, now: float) -> float:
+        """Return the seconds until the allowance suffices for ``tokens`` uncached tokens and for all that
+        wait for the endpoint, as of now."""
+        self._advance(now)
+        lacking = min(STEP_SECONDS, tokens / rate) - self._allowance
+        return (max(0.0, lacking) + self.queued_tokens / rate) / self.prefill_share
 
     def _decoding_prevails(self, load: "EndpointLoad", now: float, queued: bool) -> bool:
         """Whether more sequences decode there than requests wait, the one in question among these.

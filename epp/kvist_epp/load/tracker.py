@@ -8,170 +8,22 @@ when scrapes show fewer requests than are known. Scrapes that show more reveal t
 through the picker.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable
 from math import inf
-from typing import Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
-from kvist_epp.load.end_reports import EndReports
-from kvist_epp.load.endpoint_load import DEFAULT_RATE, EndpointLoad, routed_at
-from kvist_epp.load.in_flight import (
-    Attempt,
-    InFlightRequest,
-    InFlightTable,
-    Leg,
-    RequestListener,
-    RequestState,
-)
-from kvist_epp.load.prefill_rate import PoolPrefillRates
-from kvist_epp.load.tpot_admission import TpotAdmission
+from kvist_epp.load.endpoint_load import routed_at
+from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestState
+from kvist_epp.load.request_books import DOUBTFUL_REQUESTS, RequestBooks
 
-DOUBTFUL_REQUESTS: Final = 256
-"""Requests sent to an endpoint of unknown size after which a scrape should look at it."""
+__all__ = ["DOUBTFUL_REQUESTS", "LoadTracker"]
 
 
-class LoadTracker:
+class LoadTracker(RequestBooks):
     """The loads of all endpoints and the requests on them.
 
     Every method is O(1) per request, amortised, but ``reconcile`` (linear in the endpoint's requests).
     """
-
-    def __init__(
-        self,
-        *,
-        default_rate: float = DEFAULT_RATE,
-        expire_seconds: float = 300.0,
-        grace_seconds: float = 0.5,
-        max_requests: int = 100_000,
-        tpot_seconds: float = 0.0,
-        on_capacity: Callable[[], None] = lambda: None,
-        on_doubt: Callable[[str], None] = lambda _endpoint: None,
-        listeners: Iterable[RequestListener] = (),
-    ) -> None:
-        """Make a tracker without endpoints.
-
-        Args:
-            default_rate: Prefill tokens/s until an endpoint has learned its own.
-            expire_seconds: A request that shows no sign of life for this long has ended.
-            grace_seconds: A request routed this shortly before a scrape may not have reached the engine yet.
-            max_requests: Bounds memory: the request with the oldest sign of life ends first.
-            tpot_seconds: TPOT target of the endpoints in seconds; 0: there is none.
-            on_capacity: Called whenever an endpoint may have got capacity: a request ended or advanced, or a
-                scrape corrected its load.
-            on_doubt: Called with the key of an endpoint to scrape now: it may only seem to be full.
-            listeners: Notified of requests.
-        """
-        self.table = InFlightTable()
-        self.expire_seconds = expire_seconds
-        self.tpot_seconds = tpot_seconds
-        self._rates = PoolPrefillRates(default_rate)
-        self._grace = grace_seconds
-        self._max_requests = max_requests
-        self._on_capacity = on_capacity
-        self.on_doubt = on_doubt
-        self.end_reports = EndReports()
-        self._listeners: list[RequestListener] = []
-        self._on_routed: list[Callable[[Attempt], None]] = []
-        self._on_ended: list[Callable[[Attempt], None]] = []
-        self._loads: dict[str, EndpointLoad] = {}
-        self.changed: set[EndpointLoad] = set()
-        """Loads with figures that have changed since the last pick, which empties it."""
-        self._by_age: OrderedDict[InFlightRequest, None] = OrderedDict()
-        """Requests of this replica, those without reported progress for longest first."""
-        self._evicted: list[InFlightRequest] = []
-        self._overdue: list[InFlightRequest] = []
-        self._attempts = 0
-        for listener in listeners:
-            self.add_listener(listener)
-
-    def __len__(self) -> int:
-        """Requests under way, of all replicas."""
-        return sum(len(load.attempts) for load in self._loads.values())
-
-    def add_listener(self, listener: RequestListener) -> None:
-        """Notify it of requests, too; of routed and of ended ones only if it does something then."""
-        self._listeners.append(listener)
-        kind = type(listener)
-        self._on_routed += [listener.on_routed] * (kind.on_routed is not RequestListener.on_routed)
-        self._on_ended += [listener.on_ended] * (kind.on_ended is not RequestListener.on_ended)
-
-    def own(self) -> list[Attempt]:
-        """Return the attempts that this replica routed, those without reported progress for longest first."""
-        return [request.attempt for request in self._by_age]
-
-    def load(self, endpoint: str) -> EndpointLoad:
-        """Return the load of an endpoint by its key, made if absent; the same object until it is removed."""
-        load = self._loads.get(endpoint)
-        if load is None:
-            tpot = TpotAdmission(self.tpot_seconds) if self.tpot_seconds else None
-            load = EndpointLoad(
-                endpoint,
-                rate=self._rates.rate(endpoint),
-                tpot=tpot,
-                changed=self.changed,
-                end_reports=self.end_reports,
-            )
-            self._loads[endpoint] = load
-        return load
-
-    def loads(self, now: float) -> Mapping[str, EndpointLoad]:
-        """Return all loads by endpoint key, drained to ``now``."""
-        for load in self._loads.values():
-            load.drain(now)
-        return self._loads
-
-    # Requests of this replica
-
-    def add(
-        self,
-        request: InFlightRequest,
-        endpoint: str,
-        uncached: int,
-        now: float,
-        *,
-        hostport: str = "",
-        leg: Leg = Leg.SERVE,
-    ) -> Attempt:
-        """Send a request to an endpoint, where ``uncached`` of its tokens have to be computed."""
-        attempt = self._attempt(request, endpoint, uncached, now, hostport, leg)
-        self.end_reports.on_sent(now)
-        if not self.end_reports.certain:
-            self._estimate_ends(attempt.load, now)
-        request.attempts.append(attempt)
-        request.state = RequestState.SENT
-        self.table.add(request)
-        self._by_age[request] = None
-        for on_routed in self._on_routed:
-            on_routed(attempt)
-        if len(self._by_age) > self._max_requests:
-            oldest = next(iter(self._by_age))
-            self.end(oldest, now)
-            self._evicted.append(oldest)
-        return attempt
-
-    def move(
-        self, request: InFlightRequest, endpoint: str, uncached: int, now: float, *, hostport: str = ""
-    ) -> None:
-        """Another endpoint serves the request; there ``uncached`` tokens have to be computed."""
-        old = request.attempt
-        old.load.drain(now)
-        old.load.remove(old)
-        request.content = None  # whether another one there has its backlog is asked when it is announced
-        new = self._attempt(request, endpoint, uncached, now, hostport, old.leg)
-        self.table.move(request, new)
-        self._by_age.move_to_end(request)
-        for listener in self._listeners:
-            listener.on_moved(old, new)
-        self._on_capacity()
-
-    def end(self, request: InFlightRequest, now: float) -> None:
-        """Remove a request that has ended, of any replica; no effect if it has ended already."""
-        attempt = request.attempt
-        if attempt.open:
-            attempt.load.drain(now)
-        self._end(request)
-        self._on_capacity()
 
     def expire(self, now: float) -> list[InFlightRequest]:
         """End and return the requests without reported progress for ``expire_seconds``, and return those that
@@ -196,14 +48,6 @@ class LoadTracker:
                     self.on_doubt(load.key)
         ended, self._overdue = self._overdue, []
         return ended
-
-    def _estimate_ends(self, load: EndpointLoad, now: float) -> None:
-        for attempt in load.overdue(now):
-            self._end(attempt.request)
-            self._overdue.append(attempt.request)
-            self._on_capacity()
-        if load.stay.sent >= (load.slots or DOUBTFUL_REQUESTS):
-            self.on_doubt(load.key)
 
     # Requests of other replicas
 
@@ -241,6 +85,8 @@ class LoadTracker:
         """Apply an event: ``backlog`` tokens are left to prefill (0: it decodes), ``computed`` more are
         done."""
         request, load = attempt.request, attempt.load
+        if attempt.leg is Leg.DECODE:  # its blocks were transferred: that is no rate of prefill
+            computed = 0.0
         if request in self._by_age:
             self._by_age.move_to_end(request)
         if backlog:
@@ -335,7 +181,8 @@ class LoadTracker:
         """Update the endpoint's time per output token from a scrape."""
         load = self.load(endpoint)
         if load.tpot is not None:
-            load.tpot.on_scrape(sample, load.drain(now), load.rate, now)
+            helping = sum([one.leg is Leg.PREFILL for one in load.attempts])
+            load.tpot.on_scrape(sample, load.drain(now), load.rate, now, helping=helping)
             self._on_capacity()
 
     def remove_endpoint(self, endpoint: str) -> list[InFlightRequest]:
@@ -343,7 +190,10 @@ class LoadTracker:
         load = self._loads.pop(endpoint, None)
         if self._rates.remove(endpoint):
             self._set_rates(self._loads.values())
-        for request in (ended := [attempt.request for attempt in load.attempts] if load else []):
+        attempts = [] if load is None else load.attempts
+        # a request whose prompt was computed there is answered elsewhere: its leg ends by itself
+        gone = [one for one in attempts if one.leg is not Leg.PREFILL or one.request.origin]
+        for request in (ended := [attempt.request for attempt in gone]):
             self._end(request)
             self._on_capacity()
         return [request for request in ended if not request.origin]
@@ -364,37 +214,7 @@ class LoadTracker:
         load = self._loads.get(endpoint)
         return load.rate if load else self._rates.rate(endpoint)
 
-    def _attempt(
-        self, request: InFlightRequest, endpoint: str, uncached: int, now: float, hostport: str, leg: Leg
-    ) -> Attempt:
-        load = self.load(endpoint)
-        load.drain(now)
-        self._attempts += 1
-        backlog = float(uncached) if uncached > 0 else 0.0
-        attempt = Attempt(request, load, backlog, now, now, backlog, self._attempts, False, leg, hostport)
-        load.add(attempt)
-        load.stay.on_sent(now)
-        return attempt
-
     def _last_sign(self, attempt: Attempt) -> float:
         """Sort key: the time of the last reported progress. Among requests with nearly the same time each
         replica ends its own first; otherwise two replicas could each wait for the other."""
         return attempt.last_event_at + (self._grace if attempt.request.origin else 0.0)
-
-    def _end(self, request: InFlightRequest) -> None:
-        attempt = request.attempt
-        if attempt.open:
-            attempt.load.remove(attempt)
-        self.table.remove(request)
-        if request in self._by_age:
-            del self._by_age[request]
-            for on_ended in self._on_ended:
-                on_ended(attempt)
-
-    def _learn_rate(self, load: EndpointLoad, rate: float) -> None:
-        self._set_rates(self._loads.values() if self._rates.learn(load.key, rate) else (load,))
-
-    def _set_rates(self, loads: Iterable[EndpointLoad]) -> None:
-        for load in loads:
-            load.rate = self._rates.rate(load.key, load.rate_estimator.proven)
-            self.changed.add(load)

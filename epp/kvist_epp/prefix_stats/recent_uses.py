@@ -8,7 +8,9 @@ identical prompts is over before a copy could serve it.
 from collections import OrderedDict
 from collections.abc import Hashable
 from math import exp
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 USE_SECONDS: Final = 1.0
 """Time constant of the exponential decay: about the time in which one endpoint falls behind. 0.3 s and 1 s
@@ -21,7 +23,7 @@ PLACES: Final = 8_192
 """Prefixes kept in memory; the least recently used one is removed first."""
 
 
-class _Count(NamedTuple):
+class _Count(msgspec.Struct, frozen=True, gc=False):
     settled: float
     """Decayed uses before the burst, as of ``at``."""
     at: float

@@ -12,7 +12,8 @@ import aiohttp
 import msgspec
 
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
+from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey, is_final_refusal
+from kvist_epp.endpoints.engine_session import engine_session
 from kvist_epp.flowcontrol.priorities import MAX_PRIORITY, engine_priority
 from kvist_epp.names import ENGINE_PRIORITY_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
@@ -44,10 +45,7 @@ class PrewarmClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "PrewarmClient":
-        # vLLM closes idle connections after 5 s
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._session = engine_session(TIMEOUT_SECONDS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -115,5 +113,4 @@ def outcome_of(status: int) -> PrewarmOutcome:
         return PrewarmOutcome.DONE
     if status in UNAUTHORIZED:
         return PrewarmOutcome.DENIED
-    rejected = 400 <= status < 500 and status not in (408, 429)
-    return PrewarmOutcome.UNFIT if rejected else PrewarmOutcome.FAILED
+    return PrewarmOutcome.UNFIT if is_final_refusal(status) else PrewarmOutcome.FAILED

@@ -12,7 +12,7 @@ contains in error, is replayed from the engines' buffers as usual.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -145,8 +145,13 @@ class SnapshotCall:
 
     def _snapshot(self, publishers: tuple[str, ...]) -> Chunks:
         writer, chunk_writer = Writer(), ChunkWriter()
+        subscriber = self._server.subscriber
+        # storages come first: events of a publisher whose section is complete may add to them
+        for storage, sharers in self._server.ingestor.tiers.sharers(publishers).items():
+            feeds = [feed for one in sharers if (feed := subscriber.feed(one)) is not None]
+            yield from self._storage(storage, feeds, writer, chunk_writer)
         for source in publishers:
-            feed = self._server.subscriber.feed(source)
+            feed = subscriber.feed(source)
             if feed is not None and self._server.is_precise(feed.endpoint):
                 yield from self._section(source, feed, writer, chunk_writer)
         self._server.stats.snapshots["given"] += 1
@@ -164,6 +169,26 @@ class SnapshotCall:
             feed.unpause()
         if position is not None and captured.capture.valid:
             yield chunk_writer.add(Begin(source, position.next, position.mark, captured.group))
+            for part in writer.section(captured.capture, captured.pending):
+                yield chunk_writer.add(part)
+
+    def _storage(
+        self, storage: str, feeds: Sequence[PublisherFeed], writer: Writer, chunk_writer: ChunkWriter
+    ) -> Chunks:
+        """Yield the section of a storage, while none of the engines that share it changes it."""
+        for feed in feeds:
+            feed.pause()
+        try:
+            while not all(feed.between_steps for feed in feeds):
+                yield _WAIT
+            captured = self._server.ingestor.capture(storage)
+            for _ in captured.capture.steps():
+                yield None
+        finally:
+            for feed in feeds:
+                feed.unpause()
+        if captured.capture.valid:
+            yield chunk_writer.add(Begin(storage, 0, b"", captured.group))
             for part in writer.section(captured.capture, captured.pending):
                 yield chunk_writer.add(part)
 
@@ -264,7 +289,7 @@ class SnapshotClient:
         return True
 
     async def _copy(self, address: ReplicaAddress) -> None:
-        reader = Reader(self._ingestor, self._subscriber.waits_for_snapshot, self._on_section_complete)
+        reader = Reader(self._ingestor, self._wanted, self._on_section_complete)
         publishers = self._subscriber.waiting_for_snapshot()
         try:
             async with open_stream(address, REPLICA_SNAPSHOT_METHOD, self._certificates) as stream:
@@ -288,6 +313,9 @@ class SnapshotClient:
                 due = await _yield_if_due(due)
             if not chunk_reader.complete:
                 await stream.write(encode_snapshot_request(1), CHUNK_SECONDS)
+
+    def _wanted(self, source: str) -> bool:
+        return self._subscriber.waits_for_snapshot(source) or self._ingestor.tiers.shared(source) is not None
 
     def _on_section_complete(self, begin: Begin) -> None:
         feed = self._subscriber.feed(begin.publisher)

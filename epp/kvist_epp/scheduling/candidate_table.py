@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 from math import inf
+from operator import add
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,7 @@ from kvist_epp.scheduling.cost import (
     terms_of_one,
     uncached_tokens,
 )
+from kvist_epp.scheduling.disaggregation import SplitDecision
 from kvist_epp.scheduling.load_columns import FEW, LoadColumns
 from kvist_epp.scheduling.pick import (
     MAX_ENDPOINTS,
@@ -47,7 +50,6 @@ from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, Ran
 from kvist_epp.scheduling.tier_price import price_tiers
 
 Vector = NDArray[np.float64]
-
 _NO_LOADING: Final[Mapping[int, float]] = MappingProxyType({})
 _LOOP: Final = 8
 """Holders of a prompt up to which a loop is faster than operations on arrays."""
@@ -55,7 +57,7 @@ _SUBSETS: Final = 64
 """Subsets of the gateway whose members are remembered."""
 
 
-class PickedEndpoints(NamedTuple):
+class PickedEndpoints(msgspec.Struct, frozen=True):
     """The result of a pick."""
 
     best: ScoredEndpoint
@@ -63,6 +65,21 @@ class PickedEndpoints(NamedTuple):
     """Of the best endpoint, and of those to fall back to."""
     record: PickRecord | None = None
     """What the pick has read; None: picks are not recorded."""
+    split: SplitDecision | None = None
+    """The two endpoints of a request whose prompt is computed elsewhere; None: ``best`` does all."""
+    whole_reason: str = ""
+    """Why it is not computed elsewhere, as a label; empty: nothing was decided about it."""
+
+    @property
+    def first(self) -> ScoredEndpoint:
+        """The endpoint that computes the prompt: the one that has to have capacity for it."""
+        return self.best if self.split is None else self.split.prefill
+
+    def moved(self, row: ScoredEndpoint) -> "PickedEndpoints":
+        """Return the same with another best endpoint."""
+        first = row.endpoint.hostport
+        hosts = (first, *[host for host in self.hostports if host != first])
+        return msgspec.structs.replace(self, best=row, hostports=hosts[: len(self.hostports)])
 
 
 class CandidateTable:
@@ -143,13 +160,12 @@ def _picked(
 ) -> PickedEndpoints:
     place, tokens, able = columns.place, demand.tokens, columns.candidates
     holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
-    loading = _price_tiers(columns, holders, policy)
+    loading = _price_tiers(columns, holders, policy, now)
     pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)
-    wait = columns.wait_at(now)
-    costs = _costs(columns, wait, tokens, holders, pool, part, policy)
+    costs = _costs(columns, now, tokens, holders, pool, part, policy)
     for at, seconds in loading.items():
         costs[at] += seconds
-    full = columns.full_now(wait, max_backlog)
+    full = columns.full_now(now, max_backlog)
     order = _best_of_many if columns.many else _best_of_few
     best = order(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
     first = best[0]
@@ -233,7 +249,7 @@ def _all_full(columns: LoadColumns, full: Any) -> bool:
 
 
 def _price_tiers(
-    columns: LoadColumns, holders: dict[int, CachedPrefix], policy: Policy
+    columns: LoadColumns, holders: dict[int, CachedPrefix], policy: Policy, now: float
 ) -> Mapping[int, float]:
     """Replace what slower tiers hold by its price; return the seconds of loading by place."""
     lower = [place for place, hit in holders.items() if hit.lower]
@@ -242,7 +258,8 @@ def _price_tiers(
     loading: dict[int, float] = {}
     for place in lower:
         load, hit = columns.candidates[place].load, holders[place]
-        holders[place] = priced = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates)
+        priced = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates, now)
+        holders[place] = priced
         loading[place] = priced.loading
     return loading
 
@@ -267,7 +284,7 @@ def _pool_cost(
 
 def _costs(
     columns: LoadColumns,
-    wait: Any,
+    now: float,
     tokens: int,
     holders: dict[int, CachedPrefix],
     pool: PoolCost,
@@ -278,16 +295,19 @@ def _costs(
 
     With what an endpoint holds, it saves work, evicted blocks and a copy, all in proportion to the tokens.
     """
-    price, each, seconds = pool.price, policy.running_seconds, columns.seconds
+    price, seconds = pool.price, columns.seconds
     cold = price * (pool.least_uncached + part * (tokens - pool.least_uncached))
+    columns.price_running(policy.running_seconds)
+    wait = columns.wait_at(now)
     if columns.many:
         costs = seconds * cold
         costs += wait
-        costs += columns.running * each
-        costs += columns.slot
+        costs += columns.standing
+    elif columns.uniform:  # then the work of a prompt of which nothing is cached is the same for all
+        costs = columns.standing.copy() if wait is columns.none else list(map(add, wait, columns.standing))
     else:
-        rows = zip(seconds, wait, columns.running, columns.slot, strict=True)
-        costs = [second * cold + waiting + each * running + slot for second, waiting, running, slot in rows]
+        rows = zip(seconds, wait, columns.standing, strict=True)
+        costs = [second * cold + waiting + standing for second, waiting, standing in rows]
     if not tokens:
         return costs
     # saved seconds per cached token: so much times those of prefill, and so much anyway
@@ -321,17 +341,20 @@ def _best_of_few(
     count = len(costs)
     left = costs[first:] + costs[:first]
     if full is None:
-        tie = min(left) + near
-        tied = [at for at, cost in enumerate(left) if cost <= tie]
-        if len(tied) > 1:
-            tied.sort(key=lambda at: (running[(at + first) % count], left[at]))
-            del tied[limit:]
-        for at in tied:
+        least = min(left)
+        found = [left.index(least)]
+        left[found[0]] = inf
+        if count > 1 and min(left) <= least + near:
+            left[found[0]] = least
+            found = [at for at, cost in enumerate(left) if cost <= least + near]
+            found.sort(key=lambda at: (running[(at + first) % count], left[at]))
+            del found[limit:]
+            for at in found:
+                left[at] = inf
+        while len(found) < limit and len(found) < count:
+            found.append(at := left.index(min(left)))
             left[at] = inf
-        while len(tied) < limit and len(tied) < count:
-            tied.append(at := left.index(min(left)))
-            left[at] = inf
-        return [(at + first) % count for at in tied]
+        return [(at + first) % count for at in found]
     tie = min(left) + near
     keys = [
         (full[place := (at + first) % count], cost > tie, running[place] if cost <= tie else 0.0, cost, at)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -138,7 +138,7 @@ class EndpointCost(msgspec.Struct, gc=False):
     """Factor by which prefill takes longer than on the mean endpoint; at least 1."""
 
 
-class PoolCost(NamedTuple):
+class PoolCost(msgspec.Struct, frozen=True, gc=False):
     """All endpoints for one request: what the terms share."""
 
     price: float
@@ -230,8 +230,8 @@ def work_term(rows: Sequence[EndpointCost], pool: PoolCost, _policy: Policy) -> 
 
 
 def load_term(rows: Sequence[EndpointCost], _pool: PoolCost, _policy: Policy) -> list[float]:
-    """Return the time to load what a slower tier holds (host memory, a disk, shared storage). Sequences that
-    run do not wait for a load, so it has no price."""
+    """Return the time to load what a slower tier holds (host memory, a disk, shared storage), after the loads
+    that were sent before. Sequences that run do not wait for a load, so it has no price."""
     return [row.loading for row in rows]
 
 

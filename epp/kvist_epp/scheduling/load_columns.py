@@ -37,11 +37,14 @@ class LoadColumns:
         "rate",
         "recorded",
         "running",
+        "running_seconds",
         "seconds",
         "slot",
+        "standing",
         "total_kv_full",
         "total_rate",
         "total_running",
+        "uniform",
         "wait",
         "waiting_until",
         "waits_until",
@@ -54,7 +57,7 @@ class LoadColumns:
         self.place = {one.endpoint.key: at for at, one in enumerate(candidates)}
         count = len(candidates)
         self.many = count > FEW
-        columns: Any = np.zeros((10, count)) if self.many else [[0.0] * count for _ in range(10)]
+        columns: Any = np.zeros((11, count)) if self.many else [[0.0] * count for _ in range(11)]
         self.wait: Any
         """Seconds of backlog."""
         self.waits_until: Any
@@ -71,8 +74,13 @@ class LoadColumns:
         self.kv_full: Any
         """Its KV cache was full at the last scrape."""
         self.wait, self.waits_until, self.running, self.rate, self.slot, self.batch_full, *more = columns
-        self.seconds, self.full, self.kv_full, self.none = more
-        """``none``: zeros."""
+        self.seconds, self.full, self.kv_full, self.standing, self.none = more
+        """``standing``: cost of the running requests and of the wait for a slot, which only an event changes.
+        ``none``: zeros."""
+        self.running_seconds = 0.0
+        """Cost of a running request in ``standing``."""
+        self.uniform = True
+        """All endpoints prefill at one rate."""
         self.parts: Any = np.arange(0, count, max(1, count // 32)) if self.many else None
         """Starts of some 32 equal parts of the columns; for arrays only."""
         self.recorded: Any = columns[:RECORDED_COLUMNS]
@@ -88,18 +96,21 @@ class LoadColumns:
     def refresh(self, at: int) -> None:
         """Copy the figures of the load at this place, which has changed."""
         load = self.candidates[at].load
-        rate, running, kv_full = load.rate, load.running, load.kv_full_at is not None
-        self.wait[at] = wait = load.backlog_tokens / rate
-        self.waits_until[at] = until = load.drains_from + wait if wait else inf
-        if wait > 0.0 and until > self.waiting_until:
-            self.waiting_until = until
-        self.total_running += running - self.running[at]
-        self.running[at] = running
+        rate, slots, kv_full = load.rate, load.slots, load.kv_full_at is not None
+        running = len(load.attempts) + load.untracked_requests
+        wait, until = load.backlog_tokens / rate, inf
+        if wait:
+            until = load.drains_from + wait
+            if wait > 0.0 and until > self.waiting_until:
+                self.waiting_until = until
+        self.wait[at], self.waits_until[at] = wait, until
         slot, batch_full = 0.0, False
-        if load.slots is not None:
-            slot = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
+        if slots is not None and running >= slots:  # no batch is full with fewer
+            slot = slot_seconds(running, slots, load.decode_seconds or 0.0)
             batch_full = load.counted_requests >= load.slot_limit
-        self.slot[at] = slot
+        self.total_running += running - self.running[at]
+        self.running[at], self.slot[at] = running, slot
+        self.standing[at] = self.running_seconds * running + slot
         self.full_batches += batch_full - self.batch_full[at]
         self.batch_full[at] = batch_full
         self.full[at] = batch_full or (kv_full and load.kv_cache_full)
@@ -109,8 +120,16 @@ class LoadColumns:
             self.total_rate += rate - self.rate[at]
             self.rate[at] = rate
             self.seconds[at] = 1.0 / rate
+            self.uniform = self.rate.count(rate) == len(self.rate) if not self.many else False
         if self.packed is not None:
             _pack_figures(self.packed, at * FIGURES.size, wait, until, running, rate, slot, batch_full)
+
+    def price_running(self, seconds: float) -> None:
+        """Set the cost of a running request in ``standing``."""
+        if seconds != self.running_seconds:
+            self.running_seconds = seconds
+            for at in range(len(self.candidates)):
+                self.standing[at] = seconds * self.running[at] + self.slot[at]
 
     def figures(self, places: Any) -> Any:
         """Return the ``FIGURES`` of the endpoints at these places for a record: packed those of all for None,
@@ -131,12 +150,15 @@ class LoadColumns:
             for wait, until in zip(self.wait, self.waits_until, strict=True)
         ]
 
-    def full_now(self, wait: Any, max_backlog: float) -> Any:
+    def full_now(self, now: float, max_backlog: float) -> Any:
         """Return which endpoints have a full batch or more than ``max_backlog`` seconds to wait; None where
         none is full."""
-        longest = 0.0 if wait is self.none else wait[wait.argmax()] if self.many else max(wait)
-        if not self.full_batches and longest <= max_backlog:
-            return None
+        wait = self.wait
+        if not self.full_batches and (wait[wait.argmax()] if self.many else max(wait)) <= max_backlog:
+            return None  # a backlog only drains
+        wait = self.wait_at(now)
         if self.many:
-            return (self.batch_full > 0) | (wait > max_backlog)
-        return [bool(full) or w > max_backlog for full, w in zip(self.batch_full, wait, strict=True)]
+            full = (self.batch_full > 0) | (wait > max_backlog)
+            return full if full.any() else None
+        found = [bool(full) or w > max_backlog for full, w in zip(self.batch_full, wait, strict=True)]
+        return found if True in found else None

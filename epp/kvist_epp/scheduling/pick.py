@@ -115,6 +115,21 @@ class ScoredEndpoint(msgspec.Struct):
         return f"{state}cost {self.cost_seconds:.4f} s, {self.running} running"
 
 
+def settle_roles(candidates: Sequence[Candidate]) -> None:
+    """Let endpoints with the role ``prefill`` take requests while no other endpoint is ready, and only then.
+
+    Sets ``refusal`` of these candidates; their engines can decode as well.
+    """
+    helpers = [c for c in candidates if c.endpoint.role in ROLES_WITHOUT_REQUESTS]
+    if not helpers:
+        return
+    alone = not any(c.ready and c.endpoint.role not in ROLES_WITHOUT_REQUESTS for c in candidates)
+    for candidate in helpers:
+        candidate.__post_init__()
+        if alone and candidate.ready and candidate.endpoint.can_prefill:
+            candidate.refusal = ""
+
+
 def choose(
     candidates: Sequence[Candidate],
     demand: Demand,
@@ -233,12 +248,12 @@ def cost_rows(
         load.drain(now)
         hit, loading = hits.get(candidate.endpoint.key, NO_MATCH), 0.0
         if hit.lower:
-            hit = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates)
+            hit = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates, now)
             loading = hit.loading
         uncached = tokens - hit.tokens
         if uncached < least:
             uncached = least
-        running = len(load.attempts) + load.untracked_requests
+        running = load.running
         row = EndpointCost(load, hit, uncached, uncached / load.rate, running, loading=loading)
         if (tpot := load.tpot) is not None:
             row.prefill_share = tpot.prefill_share

@@ -183,6 +183,13 @@ class Settings:
     skip_slow_tiers: bool = flag("--skip-slow-tiers", True,
         "keep an engine from loading KV blocks from a tier that is slower than computing them, where its "
         "metrics show that, by kv_transfer_params in the request body")
+    disaggregation: str = flag("--disaggregation", "off",
+        "compute a prompt at another endpoint than the one that answers, where that costs less. on: the "
+        "picker asks the prefill endpoint itself; sidecar: llm-d's sidecar in the decode pods does, by the "
+        "header x-prefiller-host-port", choices=validation.DISAGGREGATION)
+    kv_lease: float = flag("--kv-lease", 30.0,
+        "with --disaggregation=on: kv_lease_duration of the engines' NixlConnector; a request uses computed "
+        "blocks within two thirds of it", unit="SECONDS")
     warmup_timeout: float = flag("--warmup-timeout", 20.0,
         "longest wait for the index to be filled by replays "
         "before the picker reports that it is ready", old_name="--warm-seconds", unit="SECONDS")

@@ -24,6 +24,7 @@ PICKER: Final = "picker"
 MODEL_HEADER: Final = "model-header"
 ROLES: Final = (PICKER, MODEL_HEADER)
 CONTENT_FORMATS: Final = ("auto", "string", "openai")
+DISAGGREGATION: Final = ("off", "on", "sidecar")
 TRACE_PROTOCOLS: Final = ("auto", "http/protobuf", "grpc")
 MAX_NAMES: Final = 256
 """Maximum number of names in ``--replicas``; each may resolve to several addresses."""
@@ -46,7 +47,7 @@ _MODEL_HEADER_FIELDS: Final = frozenset(
 _PORTS: Final = ("grpc_port", "grpc_health_port", "metrics_port", "replica_port")
 _ABOVE_ZERO: Final = (
     *("resync_interval", "scrape_interval", "scrape_timeout", "prefill_tokens_per_second"),
-    *("request_seconds", "max_backlog_seconds", "gossip_interval", "storage_lease"),
+    *("request_seconds", "max_backlog_seconds", "gossip_interval", "storage_lease", "kv_lease"),
 )
 _AT_LEAST_ONE: Final = (
     *("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens"),

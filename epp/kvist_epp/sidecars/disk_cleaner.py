@@ -80,7 +80,7 @@ class Pass:
     total: int = 0
     """Size of everything in the folder, after removal."""
     found: int = 0
-    """Size before removal."""
+    """Size before removal, without what was removed during the walk."""
     files: int = 0
     removed: int = 0
     """Number of files."""
@@ -123,6 +123,8 @@ class DiskCleaner:
         self._reserve: list[OldFile] = []
         self._total = 0
         """Size at the last walk, less what was removed since."""
+        self._freed = 0
+        """Bytes that were removed so far."""
         self._threads = ThreadPoolExecutor(UNLINKERS + 1)
         self._urgent_removals = 0
         self._warned = False
@@ -166,10 +168,11 @@ class DiskCleaner:
         """
         begun, made = self._clock(), Pass()
         while True:
-            started = self._clock()
+            started, freed = self._clock(), self._freed
             found = self._walk(urgent=urgent)
             made.walk_seconds = self._clock() - started
-            made.files, made.found = found.files, made.found or found.total
+            # a walk may count files that were removed before its end, and those that came in their place
+            made.files, made.found = found.files, made.found or found.total - (self._freed - freed)
             marks = self.marks
             if found.total <= (marks.low if made.removed else marks.high):
                 break
@@ -228,6 +231,7 @@ class DiskCleaner:
                 leaving -= victim.size
                 if done.result():
                     self._total -= victim.size
+                    self._freed += victim.size
                     self._growth.freed(victim.size)
                     made.newest_removed = max(made.newest_removed, victim.used / 1e9)
                     count += 1

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from time import perf_counter, time
 from typing import Final, NamedTuple
 
+import msgspec
+
 BUCKETS: Final = (
     5e-6,
     1e-5,
@@ -103,15 +105,12 @@ class Histogram:
         return {at: Exemplar(*found) for at, found in self._exemplars.items()}
 
 
-class Stages:
+class Stages(msgspec.Struct, eq=False):
     """Stopwatch with named laps: how long each stage of one request took."""
 
-    __slots__ = ("_at", "laps", "started")
-
-    def __init__(self) -> None:
-        self.started = self._at = perf_counter()
-        self.laps: list[tuple[str, float]] = []
-        """List of (stage, seconds) in order; a stage may occur twice."""
+    _at: float = msgspec.field(default_factory=perf_counter)
+    laps: list[tuple[str, float]] = []
+    """List of (stage, seconds) in order; a stage may occur twice."""
 
     def mark(self, stage: str) -> None:
         """Attribute the time since the last mark to ``stage``."""
@@ -142,12 +141,12 @@ class Stages:
 class TimedStages(Stages):
     """A stopwatch that also keeps when each lap began and ended, for the spans of a recorded pick."""
 
-    __slots__ = ("intervals",)
+    intervals: list[tuple[str, float, float]] = []
+    """List of (stage, begin, end) in order, by ``perf_counter``."""
+    started: float = 0.0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.intervals: list[tuple[str, float, float]] = []
-        """List of (stage, begin, end) in order, by ``perf_counter``."""
+    def __post_init__(self) -> None:
+        self.started = self._at
 
     def mark(self, stage: str) -> None:
         """Attribute the time since the last mark to ``stage``, and keep when that was."""
@@ -227,3 +226,19 @@ class PrewarmStats:
     """Prompt tokens that the answered requests computed."""
     seconds: float = 0.0
     """Total duration of all requests."""
+
+
+@dataclass(slots=True)
+class DisaggregationStats:
+    """Counters of disaggregated requests since the start."""
+
+    decisions: Counter[str] = field(default_factory=lambda: Counter({"split": 0}))
+    """Picks by decision: ``split``, or why the request was not split."""
+    prefill_seconds: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_TOKEN_BUCKETS))
+    """Duration of leg 1, by whatever it ended."""
+    fallbacks: Counter[str] = field(default_factory=lambda: Counter({"lease": 0, "unreachable": 0}))
+    """Requests whose prompt the decode endpoint computed after leg 1, by reason."""
+    pairs: Counter[str] = field(default_factory=lambda: Counter({"warm": 0, "connecting": 0}))
+    """Pairs of endpoints now, by state."""
+    pair_failures: int = 0
+    """Attempts to connect a pair that failed."""

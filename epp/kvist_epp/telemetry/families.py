@@ -16,7 +16,7 @@ from prometheus_client.core import (
 )
 
 from kvist_epp.http2.limits import PortStats
-from kvist_epp.telemetry.counters import Histogram, PrewarmStats, ReplicationReport
+from kvist_epp.telemetry.counters import DisaggregationStats, Histogram, PrewarmStats, ReplicationReport
 
 MAX_ID: Final = 64
 """Longest request id in an exemplar: names and values of its labels may have 128 characters in all."""
@@ -167,3 +167,17 @@ def replication_families(report: ReplicationReport) -> Iterable[Metric]:
     yield gauge("snapshot_seconds", text, stats.snapshot_seconds)
     text = "Number of distinct blocks in the index that was copied from another replica at startup."
     yield gauge("snapshot_blocks", text, stats.snapshot_blocks)
+
+
+def disaggregation_families(stats: DisaggregationStats) -> Iterable[Metric]:
+    """Return the families ``kvist_epp_disaggregation_…``."""
+    text = "Number of picks, by whether the prompt is computed at another endpoint (split), or why it is not."
+    yield counter("disaggregation_decisions", text, stats.decisions, "decision")
+    text = "Seconds from the request to a prefill endpoint to its answer, or to its failure."
+    yield histogram("disaggregation_prefill_seconds", text, stats.prefill_seconds)
+    text = "Number of split requests whose prompt the decode endpoint computed nevertheless, by reason."
+    yield counter("disaggregation_fallbacks", text, stats.fallbacks, "reason")
+    text = "Number of pairs of endpoints, by state: warm (blocks were transferred before) or connecting."
+    yield gauge("disaggregation_pairs", text, stats.pairs, "state")
+    text = "Number of failed attempts to connect a pair of endpoints."
+    yield counter("disaggregation_pair_failures", text, stats.pair_failures)

@@ -21,6 +21,7 @@ from kvist_epp.telemetry.counters import (
     TIME_PER_OUTPUT_TOKEN_BUCKETS,
     TIME_TO_FIRST_TOKEN_BUCKETS,
     WAIT_BUCKETS,
+    DisaggregationStats,
     Histogram,
     PrewarmStats,
     ReplicationReport,
@@ -30,6 +31,7 @@ from kvist_epp.telemetry.counters import (
 from kvist_epp.telemetry.families import (
     certificate_families,
     counter,
+    disaggregation_families,
     gauge,
     histogram,
     port_families,
@@ -77,6 +79,8 @@ class Gauges:
     """Figures of the exchange with other replicas."""
     prewarm: Callable[[], PrewarmStats] = PrewarmStats
     """Counters of prewarming."""
+    disaggregation: Callable[[], DisaggregationStats] = DisaggregationStats
+    """Counters of disaggregated requests."""
     certificate: Callable[[], Mapping[str, float]] = dict
     """Of the ext_proc port: ``expires`` in Unix seconds, changes ``taken`` and ``refused``; empty without
     TLS."""
@@ -145,7 +149,7 @@ class PickerMetrics:
     """Event messages that could not be decoded, by endpoint."""
     ended: Counts = field(
         default_factory=lambda: _counts(
-            "access-log", "estimated", "expired", "left", "reconciled", "response"
+            "access-log", "cancelled", "estimated", "expired", "left", "reconciled", "response"
         )
     )
     """Requests that ended, by the source of that information: ``access-log``, ``expired`` …"""
@@ -216,6 +220,7 @@ class PickerMetrics:
         yield from port_families(self.ports)
         yield from replication_families(gauges.replication())
         yield from prewarm_families(gauges.prewarm())
+        yield from disaggregation_families(gauges.disaggregation())
         yield from certificate_families(gauges.certificate())
         yield from self._discovery_families()
         text = "Number of tokens that an endpoint still has to prefill."

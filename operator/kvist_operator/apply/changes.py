@@ -5,8 +5,6 @@ The function is called again after every step, after a crash, after a change of 
 so its steps must lead to the same end from any state of the cluster.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,12 +12,15 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kvist_kube.quantity import parse_quantity
+from kvist_operator.json_digest import json_digest
 from kvist_operator.manifests import Rendered
 from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT, MANAGED, MANAGER, Json
 from kvist_operator.manifests.pods import MERGED_BY
 from kvist_operator.manifests.render import ORDER
 from kvist_operator.manifests.weights_cache import is_complete, progress
 from kvist_operator.spec.pool import Pool
+
+from .paired_rollout import in_step
 
 AMOUNTS: Final = ("limits", "requests", "sizeLimit")
 """Fields with quantities, which the API server may return in another notation."""
@@ -28,7 +29,7 @@ _KEYS: Final[Mapping[str, str]] = {**MERGED_BY, "ownerReferences": "uid"}
 
 def stamped(desired: Json) -> Json:
     """Return the object with the hash of its intent in an annotation, as it is applied."""
-    digest = hashlib.sha256(json.dumps(desired, sort_keys=True).encode()).hexdigest()[:16]
+    digest = json_digest(desired, 16)
     meta = desired["metadata"]
     return {**desired, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), INTENT: digest}}}
 
@@ -79,6 +80,11 @@ WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
 JOB: Final = "Job"
 """Never updated: the pods of a Job cannot be changed."""
 
+
+_OUTAGE: Final = (
+    "; nothing serves from then until a successor is ready, which spec.rollout.strategy: SurgeFirst avoids "
+    "where accelerators are spare"
+)
 
 _Order = tuple[list["Key"], list["Key"], list[str]]
 """Workloads to delete now, workloads to hold back, and waits."""
@@ -138,7 +144,7 @@ def changes(pool: Pool, rendered: Rendered, observed: Iterable[Json]) -> Changes
     """Return what to do now. ``observed``: all objects with the pool's labels, and objects with wanted
     names."""
     there = {key_of(each): each for each in observed}
-    wanted = {key_of(each): each for each in rendered.objects}
+    wanted = in_step({key_of(each): each for each in rendered.objects}, there)
     conflicts = [key for key in wanted if key in there and not owned(pool, there[key])]
     stale = _stale(pool, rendered, wanted, there)
     replaced = [key for key in stale if _runs_engines(there[key])]
@@ -225,7 +231,8 @@ def _generations(
     """Return the replaced workloads to delete now, the wanted workloads to hold back, and the waits.
 
     Within one Deployment its controller replaces generations. A workload is replaced by another object only
-    when a replica begins or ceases to span nodes, so that the kind of the workload changes.
+    when a replica begins or ceases to span nodes, so that the kind of the workload changes, or when engines
+    get roles or lose them, so that its name does.
     """
     new = [key for key, made in wanted.items() if _runs_engines(made)]
     if not replaced:
@@ -235,7 +242,12 @@ def _generations(
             return list(replaced), [], []
         return [], [], [f"{key} is deleted once its successor is ready" for key in replaced]
     absent = [key for key in new if key not in there]
-    return list(replaced), absent, [f"{key} has to release its accelerators first" for key in replaced]
+    outage = "" if any(key in there and _serves(there[key]) for key in new) else _OUTAGE
+    return (
+        list(replaced),
+        absent,
+        [f"{key} has to release its accelerators first{outage}" for key in replaced],
+    )
 
 
 def _serves(workload: Mapping[str, Any]) -> bool:

@@ -14,7 +14,6 @@ A change of the pool's own spec is applied at once, with all that a new operator
 is expected then.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,9 +21,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from kvist_operator.errors import SpecError
+from kvist_operator.json_digest import json_digest
 from kvist_operator.manifests import Rendered
-from kvist_operator.manifests.object_names import COMPONENT, ENGINE, Json
+from kvist_operator.manifests.object_names import COMPONENT, ENGINE, LMCACHE, Json
 from kvist_operator.spec import Pool, read_pool
+from kvist_operator.spec.disaggregation import Disaggregation, Role
 from kvist_operator.spec.pool import GatewaySpec, NetworkPolicySpec, PickerSpec, Upgrade
 
 APPLIED: Final = "kvist.dev/applied"
@@ -32,6 +33,7 @@ APPLIED: Final = "kvist.dev/applied"
 APPROVED: Final = "kvist.dev/apply-plan"
 """Annotation of a pool: the hash of the pending change that may be applied."""
 WORKLOADS: Final = ("DaemonSet", "Deployment", "LeaderWorkerSet")
+SCALED: Final = (Role.PREFILL, Role.DECODE)
 MOST_CHANGES: Final = 32
 """Differences that are listed; the rest is counted."""
 LENGTH: Final = 256
@@ -69,11 +71,12 @@ def hold_upgrade(
     spec stays the same.
     """
     if preset is not None:
-        identity += f" preset {_digest(preset.get('spec'))}"
+        identity += f" preset {json_digest(preset.get('spec'), 12)}"
     approved = (resource["metadata"].get("annotations") or {}).get(APPROVED, "")
     asked = {name: value for name, value in resource["spec"].items() if name not in ("replicas", "paused")}
     there = {_key(each): each for each in observed if each["kind"] in WORKLOADS}
-    engines = next((each for each in there.values() if _component(each) == ENGINE), None)
+    # these may have another name now: engines of another kind, servers of another namespace
+    former = {_component(each): each for each in there.values() if _component(each) in (ENGINE, LMCACHE)}
     made: list[Json] = []
     held: dict[int, Json] = {}
     changes: list[str] = []
@@ -81,7 +84,7 @@ def hold_upgrade(
         if each["kind"] not in WORKLOADS:
             made.append(each)
             continue
-        found = there.get(_key(each)) or (engines if _component(each) == ENGINE else None)
+        found = there.get(_key(each)) or former.get(_component(each))
         kept = _kept(found)
         made.append(_annotated(each, identity, asked))
         if found is None or not kept or kept["operator"] == identity:
@@ -98,7 +101,7 @@ def hold_upgrade(
             changes += [f"{name}: {text}"[:LENGTH] for text in differences]
     if not held:
         return replace(rendered, objects=tuple(made)), None
-    digest = _digest([_without_replicas(made[at]["spec"]) for at in held])
+    digest = json_digest([_without_replicas(made[at]["spec"]) for at in held], 12)
     if pool.rollout.upgrade is Upgrade.AUTOMATIC or approved == digest:
         return replace(rendered, objects=tuple(made)), None
     window = pool.rollout.window
@@ -113,8 +116,20 @@ def hold_upgrade(
         engines=any(_component(made[at]) == ENGINE for at in held),
         until=window.next_opening(now) if pool.rollout.upgrade is Upgrade.WINDOW and window else None,
     )
-    objects = tuple(held.get(at, each) for at, each in enumerate(made))
-    return replace(rendered, objects=objects), pending
+    objects = (_service_as_before(held.get(at, each), held.values()) for at, each in enumerate(made))
+    return replace(rendered, objects=tuple(objects)), pending
+
+
+def _service_as_before(made: Json, held: Iterable[Json]) -> Json:
+    """Return an object; the Service of LMCache's servers under the name of servers that are held, because the
+    engines that use them are held, too."""
+    servers = [each for each in held if _component(each) == LMCACHE]
+    if made["kind"] != "Service" or _component(made) != LMCACHE or not servers:
+        return made
+    [kept] = servers
+    meta = {**made["metadata"], "name": kept["metadata"]["name"]}
+    selector = kept["spec"]["selector"]["matchLabels"]
+    return {**made, "metadata": meta, "spec": {**made["spec"], "selector": selector}}
 
 
 def spec_changes(before: Any, after: Any, path: str = "") -> Iterable[str]:
@@ -158,7 +173,8 @@ def _shown(value: Any) -> str:
 
 
 def _as_before(new: Json, found: Json, kept: Mapping[str, Any]) -> Json:
-    """Return the workload with its old pods, the replicas of the new one, and the annotation as it was."""
+    """Return the workload with its old name and pods, the replicas of the new one, and the annotation as it
+    was."""
     replicas = {"replicas": new["spec"]["replicas"]} if "replicas" in new["spec"] else {}
     meta = new["metadata"]
     annotations = {**meta.get("annotations", {}), APPLIED: found["metadata"]["annotations"][APPLIED]}
@@ -166,7 +182,7 @@ def _as_before(new: Json, found: Json, kept: Mapping[str, Any]) -> Json:
         **new,
         "apiVersion": found["apiVersion"],
         "kind": found["kind"],
-        "metadata": {**meta, "annotations": annotations},
+        "metadata": {**meta, "name": found["metadata"]["name"], "annotations": annotations},
         "spec": {**kept["spec"], **replicas},
     }
 
@@ -209,6 +225,7 @@ def _parts(pool: Pool | None, workload: Json) -> tuple[Pool, str] | None:
         generation=0,
         replicas=1,
         paused=False,
+        disaggregation=_without_role_replicas(pool.disaggregation),
         pod_monitor="Auto",
         network=NetworkPolicySpec(),
         preset=None,
@@ -220,8 +237,11 @@ def _parts(pool: Pool | None, workload: Json) -> tuple[Pool, str] | None:
     return own, pool.preset.name if pool.preset else ""
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+def _without_role_replicas(spec: Disaggregation | None) -> Disaggregation | None:
+    if spec is None:
+        return None
+    roles = {role: replace(spec.of(role), replicas=None, external=False) for role in SCALED}
+    return replace(spec, prefill=roles[Role.PREFILL], decode=roles[Role.DECODE])
 
 
 def _without_replicas(spec: Mapping[str, Any]) -> Json:

@@ -5,6 +5,7 @@ why, goes out as notes, each of which becomes a condition.
 
 - ``render``: all objects of a pool, and objects as YAML.
 - ``engine_workload``: the engines' Deployment or LeaderWorkerSet.
+- ``engine_roles``: the engines of a disaggregated pool by role, their labels and ports.
 - ``placement``: the nodes of the engines' pods, and the devices between them.
 - ``disk_tier``: the volume for KV cache blocks on disk, and its cleaner.
 - ``shared_tier``: the claim for KV cache blocks of several pods, its cleaner, and what pods say of it.

@@ -14,7 +14,7 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.consistency import API_KEY_VARIABLE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
-from . import disk_tier, placement, pods, shared_tier, termination_log, weights_cache
+from . import disk_tier, engine_roles, placement, pods, shared_tier, termination_log, weights_cache
 from .object_names import ENGINE, ENGINE_PORT, PLAN, SERVICE_NAME, Json, ObjectNames, Site
 from .pods import merged, model_mounts, quantity, token
 
@@ -58,8 +58,19 @@ def engine(pool: Pool, plan: Plan, site: Site) -> list[Json]:
         *weights_cache.jobs(pool, plan, site, USER),
         pods.service(names, names.engine, ENGINE, names.served, serving),
         pods.budget(names, names.engine, ENGINE, names.served),
-        _groups(names, pool, plan, site) if plan.nodes > 1 else _deployment(names, pool, plan, site),
+        *(_workload(own, each, site) for own, each in engine_roles.roles(pool, plan)),
     ]
+
+
+def _workload(pool: Pool, plan: Plan, site: Site) -> Json:
+    """Return the workload of a pool, or of one role."""
+    names = ObjectNames.of(pool)
+    made = (_groups if plan.nodes > 1 else _deployment)(names, pool, plan, site)
+    if names.role:
+        made["metadata"]["labels"] |= engine_roles.labels(plan)
+    if engine_roles.scales_itself(pool):
+        del made["spec"]["replicas"]
+    return made
 
 
 def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
@@ -70,7 +81,8 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
         "progressDeadlineSeconds": needs.grace_seconds + needs.startup_seconds + PULL_SECONDS,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": surge(pool)},
     }
-    made = pods.deployment(names, names.engine, ENGINE, spec, {}, {})
+    made = pods.deployment(names, names.workload, ENGINE, spec, {}, {})
+    made["spec"]["selector"] = {"matchLabels": names.engine_pods}
     made["spec"]["template"] = template(names, pool, plan, site)
     return made
 
@@ -99,7 +111,7 @@ def _groups(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
             "workerTemplate": template(names, pool, plan, site, leads=False),
         },
     }
-    made = names.child("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", names.engine, ENGINE, spec=spec)
+    made = names.child("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", names.workload, ENGINE, spec=spec)
     if annotations := placement.group_annotations(pool):
         made["metadata"]["annotations"] = annotations
     return made
@@ -115,8 +127,8 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
         annotations[wire.POD_KV_EVENTS] = "false"
     if plan.layout.data > 1:
         annotations[wire.POD_DATA_PARALLEL_SIZE] = str(plan.layout.data)
-    more_labels, more_annotations = shared_tier.marks(plan)
-    labels |= more_labels
+    more_labels, more_annotations = shared_tier.marks(pool, plan)
+    labels |= more_labels | engine_roles.labels(plan)
     annotations |= more_annotations
     made: Json = {
         "metadata": {"labels": labels, "annotations": annotations},
@@ -179,6 +191,7 @@ def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
     ports = [("http", ENGINE_PORT)]
     if plan.kv_events:
         ports += [("kv-events", wire.KV_EVENTS_PORT), ("kv-replay", wire.KV_REPLAY_PORT)]
+    ports += engine_roles.ports(plan)
     return {
         **found,
         "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in ports],
@@ -214,6 +227,7 @@ def environment(pool: Pool, plan: Plan) -> list[Json]:
     own |= weights_cache.environment(pool)
     if plan.nodes > 1:
         own["VLLM_HOST_IP"] = pods.field("VLLM_HOST_IP", "status.podIP")
+    own |= engine_roles.environment(plan)
     own |= {entry["name"]: entry for entry in token(pool.model)}
     if pool.engine.api_key:
         own[API_KEY_VARIABLE] = pods.from_secret(API_KEY_VARIABLE, pool.engine.api_key)

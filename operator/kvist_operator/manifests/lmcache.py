@@ -7,8 +7,9 @@ and a GPU in the server's pod, which Pod Security *restricted* forbids.
 
 from typing import Any, Final
 
+from kvist_epp.names import LABEL_KV_STORAGE
 from kvist_operator.plan import Plan
-from kvist_operator.plan.kv_transfer import ENGINE_DRIVEN, HASH_SEED
+from kvist_operator.plan.kv_transfer import ENGINE_DRIVEN, HASH_SEED, lmcache_service
 from kvist_operator.spec.offload import LMCACHE_PORT
 from kvist_operator.spec.pool import Pool
 
@@ -32,9 +33,10 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
     if lmcache is None or not lmcache.memory_bytes:
         return []
     names = ObjectNames.of(pool)
-    service = pods.service(
-        names, names.lmcache, LMCACHE, names.selector(LMCACHE), pods.port("lmcache", LMCACHE_PORT)
-    )
+    shared = {LABEL_KV_STORAGE: plan.storage.name} if plan.storage else {}
+    name = lmcache_service(pool.name, plan.storage.name if plan.storage else "")
+    selector = {**names.selector(LMCACHE), **shared}
+    service = pods.service(names, name, LMCACHE, selector, pods.port("lmcache", LMCACHE_PORT))
     service["spec"]["internalTrafficPolicy"] = "Local"
     overlay: dict[str, Any] = pool.pod_template.get("spec") or {}
     pod: Json = {
@@ -49,11 +51,11 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
     }
     spec = {
         "revisionHistoryLimit": 5,
-        "selector": {"matchLabels": names.selector(LMCACHE)},
+        "selector": {"matchLabels": selector},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
-        "template": {"metadata": {"labels": names.labels(LMCACHE)}, "spec": pod},
+        "template": {"metadata": {"labels": {**names.labels(LMCACHE), **shared}}, "spec": pod},
     }
-    return [service, names.child("apps/v1", "DaemonSet", names.lmcache, LMCACHE, spec=spec)]
+    return [service, names.child("apps/v1", "DaemonSet", name, LMCACHE, spec=spec)]
 
 
 def _container(image: str, size: int) -> Json:
@@ -63,6 +65,9 @@ def _container(image: str, size: int) -> Json:
         "l1-size-gb": f"{size / GIB:g}",
         "eviction-policy": "LRU",
         "supported-transfer-mode": ENGINE_DRIVEN,
+        # With a log of its own the server would report nothing of what engines send, and engines leave it to
+        # the server; without one they report what they store.
+        "kv-event-log-size": "0",
     }
     variables = {"HOME": HOME, "USER": "lmcache", HASH_SEED: "0", "LMCACHE_TRACK_USAGE": "false"}
     memory = pods.quantity(size + BESIDE)

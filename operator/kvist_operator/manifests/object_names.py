@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Any, Final
 
 import kvist_epp
-from kvist_epp.names import LABEL_POOL
+from kvist_epp.names import LABEL_POOL, LABEL_ROLES
 from kvist_epp.settings.settings import Settings
 from kvist_operator.plan.engine_args import PORT
-from kvist_operator.plan.kv_transfer import lmcache_service
+from kvist_operator.spec.disaggregation import Role
 from kvist_operator.spec.pool import Pool
 
 Json = dict[str, Any]
@@ -57,10 +57,14 @@ ADMIN_PORT: Final = 9901
 class ObjectNames:
     """Names of one pool's children; all of them fit 63 characters, since a pool's name fits 40."""
 
-    def __init__(self, pool: str, namespace: str) -> None:
+    def __init__(self, pool: str, namespace: str, role: str = "") -> None:
         self.pool, self.namespace = pool, namespace
+        self.role = role
+        """Role of the engines, where each role has a workload of its own."""
         self.engine = pool
-        """Workload of the engines, their Service, route and budget."""
+        """Service of the engines, route and budget."""
+        self.workload = f"{pool}-{role}" if role else pool
+        """Workload of the engines."""
         self.engine_account = f"{pool}-engine"
         self.engine_settings = f"{pool}-engine"
         """ConfigMap with the engines' logging configuration."""
@@ -78,14 +82,15 @@ class ObjectNames:
         """Begin of the name of Jobs that fill the cache for weights."""
         self.cleaner = f"{pool}-kv-cleaner"
         """Deployment that keeps the shared volume for KV cache blocks from filling up."""
-        self.lmcache = lmcache_service(pool)
-        """DaemonSet of LMCache's servers, and their Service."""
+        self.lmcache = f"{pool}-lmcache"
+        """NetworkPolicy of LMCache's servers; their DaemonSet and Service have a longer name."""
         self.served = {LABEL_POOL: pool}
         """Label by which the picker, gateways and autoscalers find engines that serve requests."""
 
     @classmethod
     def of(cls, pool: Pool) -> "ObjectNames":
-        return cls(pool.name, pool.namespace)
+        apart = pool.role is not None and pool.role is not Role.BOTH
+        return cls(pool.name, pool.namespace, str(pool.role) if apart else "")
 
     def host(self, service: str) -> str:
         """Return the DNS name of a Service, without the cluster's domain, which is not known."""
@@ -94,6 +99,11 @@ class ObjectNames:
     def selector(self, component: str) -> dict[str, str]:
         """Return the labels that select the pods of one component; immutable."""
         return {INSTANCE: self.pool, COMPONENT: component}
+
+    @property
+    def engine_pods(self) -> dict[str, str]:
+        """Return the labels that select the pods of the engines' workload; immutable."""
+        return {**self.selector(ENGINE), **({LABEL_ROLES[0]: self.role} if self.role else {})}
 
     def labels(self, component: str) -> dict[str, str]:
         """Return the labels of a component's objects and pods."""

@@ -79,6 +79,8 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         trace_endpoint=traces.endpoint if traces else "",
         trace_protocol="grpc" if traces else "auto",
         trace_sample_ratio=traces.sampling_percent / 100 if traces else Settings().trace_sample_ratio,
+        disaggregation="on" if pool.disaggregation else "off",
+        kv_lease=float(pool.disaggregation.lease_seconds) if pool.disaggregation else Settings().kv_lease,
         **chats(pool, found).settings,
     )
 

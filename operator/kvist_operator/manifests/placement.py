@@ -26,12 +26,13 @@ def engine_nodes(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, lead
     """Return tolerations, affinity and spread constraints of an engine's pod."""
     found = pods.placing(plan, site)
     if plan.nodes == 1:
-        return {**found, "topologySpreadConstraints": pods.spread(names.selector(ENGINE))}
+        return {**found, "topologySpreadConstraints": pods.spread(names.engine_pods)}
     near = _near_its_group(names, pool)
     if near:
         found["affinity"] = {**found.get("affinity", {}), "podAffinity": near}
     if leads:
-        found["topologySpreadConstraints"] = pods.spread(names.served, REVISION)
+        leaders = {**names.engine_pods, **names.served} if names.role else names.served
+        found["topologySpreadConstraints"] = pods.spread(leaders, REVISION)
     return found
 
 

@@ -17,7 +17,15 @@ from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from .engine_clients import EngineClients
+from .engine_roles import roles
 from .object_names import ENGINE, ENVOY, LMCACHE, PICKER, Api, Json, Note, ObjectNames, Site
+
+ROLE_OF_A_SERIES: Final[Json] = {
+    "sourceLabels": ["__meta_kubernetes_pod_label_kvist_dev_role"],
+    "targetLabel": "role",
+    "action": "replace",
+}
+"""Relabelling by which autoscalers tell the engines of one role from those of the other."""
 
 
 def monitoring(pool: Pool, site: Site) -> list[Json]:
@@ -25,7 +33,8 @@ def monitoring(pool: Pool, site: Site) -> list[Json]:
     if pool.pod_monitor == "Disabled" or Api.POD_MONITOR not in site.apis:
         return []
     names = ObjectNames.of(pool)
-    found = [_monitor(names, names.engine, ENGINE, names.served, "http", "/metrics")]
+    role = [ROLE_OF_A_SERIES] if pool.disaggregation else []
+    found = [_monitor(names, names.engine, ENGINE, names.served, "http", "/metrics", *role)]
     if pool.picker.mode != "Off":
         found.append(_monitor(names, names.picker, PICKER, names.selector(PICKER), "metrics", "/metrics"))
     if pool.gateway.mode == "Envoy":
@@ -48,7 +57,7 @@ def unmonitored(pool: Pool, site: Site) -> list[Note]:
 
 
 def _monitor(
-    names: ObjectNames, name: str, component: str, selector: dict[str, str], port: str, path: str
+    names: ObjectNames, name: str, component: str, selector: dict[str, str], port: str, path: str, *more: Json
 ) -> Json:
     """Return a PodMonitor that gives every series the label ``pool``, for queries and autoscalers.
 
@@ -56,7 +65,7 @@ def _monitor(
     own to ``exported_endpoint``; it is dropped.
     """
     label = {"targetLabel": "pool", "replacement": names.pool, "action": "replace"}
-    relabelings = [label, {"action": "labeldrop", "regex": "endpoint"}]
+    relabelings = [label, {"action": "labeldrop", "regex": "endpoint"}, *more]
     endpoint = {"port": port, "path": path, "interval": "15s", "relabelings": relabelings}
     spec = {"selector": {"matchLabels": selector}, "podMetricsEndpoints": [endpoint]}
     return names.child("monitoring.coreos.com/v1", "PodMonitor", name, component, spec=spec)
@@ -80,10 +89,10 @@ class AllowedTraffic:
 
 
 def flows(pool: Pool, plan: Plan, clients: EngineClients) -> list[AllowedTraffic]:
-    """Return all connections except those inside a group of engine pods, which may use any port."""
+    """Return all connections except those between engines, which may use any port."""
     found = [AllowedTraffic(each, ENGINE, child.ENGINE_PORT) for each in _http_clients(pool, clients)]
     if plan.kv_events:
-        ranks = plan.layout.data - 1
+        ranks = max(each.layout.data for _, each in roles(pool, plan)) - 1
         ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
         found += [AllowedTraffic(PICKER, ENGINE, port, port + ranks if ranks else 0) for port in ports]
     if pool.picker.mode != "Off":
@@ -115,7 +124,8 @@ def policies(pool: Pool, plan: Plan, clients: EngineClients) -> list[Json]:
         ENVOY: names.envoy,
         LMCACHE: names.lmcache,
     }
-    inside = plan.nodes > 1
+    # blocks go from engine to engine on ports that UCX chooses, as do those of NCCL inside a group
+    inside = bool(plan.role) or plan.nodes > 1
     return [
         _policy(names, called[server], server, all_flows, clients.peers, inside=inside and server == ENGINE)
         for server in dict.fromkeys(flow.server for flow in all_flows)

@@ -10,8 +10,9 @@ from kvist_operator.errors import RenderError
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
-from . import lmcache, shared_tier, weights_cache
+from . import engine_roles, lmcache, shared_tier, weights_cache
 from .engine_clients import engine_clients
+from .engine_roles import roles
 from .engine_workload import USER, engine
 from .envoy import envoy
 from .gateway import gateway, missing
@@ -59,16 +60,17 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
     Raises:
         RenderError: the cluster lacks an API without which engines cannot run.
     """
-    if plan.nodes > 1 and Api.LEADER_WORKER_SET not in site.apis:
+    nodes = max(each.nodes for _, each in roles(pool, plan))
+    if nodes > 1 and Api.LEADER_WORKER_SET not in site.apis:
         raise RenderError(
-            f"a replica spans {plan.nodes} nodes, which needs {Api.LEADER_WORKER_SET}: install "
+            f"a replica spans {nodes} nodes, which needs {Api.LEADER_WORKER_SET}: install "
             "LeaderWorkerSet, or let it fit one node (larger accelerators, a smaller spec.engine.maxModelLen)"
         )
     found, clients = tokenizer(pool, plan, site), engine_clients(pool, site)
     objects = [
         *engine(pool, plan, site),
         *shared_tier.cleaner(pool, site, USER),
-        *lmcache.servers(pool, plan, site, USER),
+        *_servers(pool, plan, site),
         *picker(pool, plan, site, found),
         *envoy(pool, site),
         *gateway(pool, site),
@@ -83,16 +85,23 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
         *unmonitored(pool, site),
         *([found.note] if found.note else []),
         *chats(pool, found).notes,
-        *unplaced(plan, site),
+        *dict.fromkeys(note for _, each in roles(pool, plan) for note in unplaced(each, site)),
         *clients.notes,
         *weights_cache.notes(pool, site),
         *shared_tier.notes(pool, plan, site),
+        *engine_roles.notes(pool, plan),
     ]
     return Rendered(
         objects=tuple(with_owner(pool, _apart(each)) for each in ordered),
         expects=expects if pool.picker.mode != "Off" else (),
         notes=tuple(notes),
     )
+
+
+def _servers(pool: Pool, plan: Plan, site: Site) -> list[Json]:
+    """Return LMCache's servers, each once: roles of other parallelism have servers of their own."""
+    found = [made for _, each in roles(pool, plan) for made in lmcache.servers(pool, each, site, USER)]
+    return list({(made["kind"], made["metadata"]["name"]): made for made in found}.values())
 
 
 def _apart(value: Any) -> Any:

@@ -18,15 +18,22 @@ from .object_names import KV_CLEANER, Json, Note, ObjectNames, Site
 from .weights_cache import SHARED as MANY_NODES
 
 VOLUME: Final = "kv-shared"
-MEDIA: Final = {"host": "host", "disk": "disk", "shared": "shared", "lmcache": "host"}
-"""Name of a place in the plan → in the annotation; blocks in LMCache's server are in memory of the node."""
+MEDIA: Final = ("host", "disk", "shared", "lmcache")
+"""Names of places in the plan that are in the annotation."""
 
 
-def marks(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
+def marks(pool: Pool, plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
     """Return labels and annotations of an engine's pod: the places of its blocks, and who shares them."""
-    media = dict.fromkeys(MEDIA[tier.medium] for tier in plan.tiers if tier.medium in MEDIA)
-    annotations = {wire.POD_KV_TIERS: ",".join(media)} if media else {}
-    shares = plan.storage is not None and "shared" in media
+    offload = pool.offload
+    media = {tier.medium: tier.tokens for tier in plan.tiers if tier.medium in MEDIA}
+    places = [*media, *([wire.LMCACHE_TIER] if offload.lmcache and not media else [])]
+    annotations = {wire.POD_KV_TIERS: ",".join(places)} if places else {}
+    if offload.lmcache and offload.lmcache.memory_bytes:
+        annotations |= {
+            wire.POD_KV_STORAGE_SCOPE: wire.NODE_SCOPE,
+            wire.LABEL_KV_STORAGE_TOKENS: str(media[wire.LMCACHE_TIER] // plan.nodes),
+        }
+    shares = plan.storage is not None and (offload.shared or offload.lmcache)
     labels = {wire.LABEL_KV_STORAGE: plan.storage.name} if plan.storage and shares else {}
     return labels, annotations
 

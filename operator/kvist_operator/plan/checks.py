@@ -19,6 +19,7 @@ from kvist_operator.spec.pod_template import PATH as TEMPLATE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, OBJECT_STORES, AcceleratorSpec, Pool
 
 from .kv_transfer import offload_doubts, offload_warnings
+from .nixl import TCP_GIGABITS, nixl_doubts
 from .plan import Hardware
 from .resources import pod_resources
 
@@ -40,8 +41,6 @@ CAPABILITIES: Final = {
 ``model_executor/layers/quantization`` and of its schemes; NVFP4 of ModelOpt is 75."""
 SPARSE_CAPABILITY: Final = 90
 """Least one of the sparse MLA backends (vLLM 0.32: ``v1/attention/backends/mla/*sparse*.py``)."""
-TCP_GIGABITS: Final = 25
-"""Speed of a network for which the cost of TCP is stated, as an example."""
 PLATFORMS: Final = {"CPU_": "cpu", "AMX_": "cpu", "ROCM_": "amd", "XPU_": "intel"}
 """Beginning of an attention backend's name → the only vendor that has it."""
 
@@ -178,7 +177,7 @@ def unverified(
     given = pool.engine.attention_backend
     if given and not version.known and choice_problem(flags(version.flags)["attention-backend"], given):
         found.append(f"spec.engine.attentionBackend: vLLM {dotted(version.flags)} has no {given}")
-    return found + offload_doubts(pool, facts) + doubts(extra, version)
+    return found + offload_doubts(pool, facts) + nixl_doubts(pool, facts, version) + doubts(extra, version)
 
 
 def warnings(
@@ -235,7 +234,8 @@ def _interconnect(
     ``residual`` of the models' ``make_empty_intermediate_tensors_factory``).
     """
     rdma, nodes = pool.interconnect.rdma, hardware.nodes(layout)
-    if rdma and nodes == 1 and not any("kv-transfer-config" in word for word in pool.engine.extra_args):
+    connected = pool.role or any("kv-transfer-config" in word for word in pool.engine.extra_args)
+    if rdma and nodes == 1 and not connected:
         return ["spec.interconnect.rdma has no effect: a replica is on one node; leave it out"]
     if nodes == 1 or rdma:
         return []

@@ -267,11 +267,11 @@ def _user_sets(pool: Pool, flag: str) -> bool:
     return any(name in (flag, f"no-{flag}") for _, name in flag_names(pool.engine.extra_args))
 
 
-def environment(pool: Pool) -> dict[str, str]:
+def environment(pool: Pool, facts: Facts) -> dict[str, str]:
     """Return the variables that the plan sets, and the user's literal ones."""
     given = {entry["name"]: entry["value"] for entry in pool.engine.env if "value" in entry}
     stream = {STREAM_LIMIT: str(STREAM_BUFFER)} if pool.model.kind in OBJECT_STORES else {}
-    return {"VLLM_NO_USAGE_STATS": "1", **stream, **transfer_environment(pool), **given}
+    return {"VLLM_NO_USAGE_STATS": "1", **stream, **transfer_environment(pool, facts), **given}
 
 
 def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> list[Choice]:

@@ -1,8 +1,6 @@
 """The plan as a record and as JSON, and the comparison of two plans. Pure."""
 
 import copy
-import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import yaml
 
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import Accelerator
+from kvist_operator.json_digest import json_digest
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.spec.pool import Task
@@ -172,6 +171,12 @@ class Plan:
     """Places for KV cache blocks, the fastest first; empty without ``spec.offload``."""
     storage: StorageNamespace | None = None
     """Engines with which those of this plan share a volume that outlives pods."""
+    role: str = ""
+    """Role of the engines in a disaggregated pool; empty for others."""
+    kv_compatibility: str = ""
+    """Hash of what engines have in common that send each other blocks; empty without roles."""
+    prefill: "Plan | None" = None
+    """The plan of the engines for prompts, beside this one of those that decode."""
 
     @property
     def task(self) -> Task:
@@ -202,7 +207,7 @@ class Plan:
         facts["accelerator"] = {k: v for k, v in facts["accelerator"].items() if k != "capability"}
         if not self.pod.ephemeral_bytes:
             facts["pod"] = {k: v for k, v in facts["pod"].items() if k != "ephemeral_gib"}
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+        return json_digest(facts, 12)
 
     @property
     def refusal(self) -> str:
@@ -279,6 +284,8 @@ class Plan:
                 for tier in self.tiers
             ],
             "storage": {"namespace": self.storage.name, **self.storage.agreed} if self.storage else {},
+            **({"role": self.role, "kv_compatibility": self.kv_compatibility} if self.role else {}),
+            **({"prefill": self.prefill.to_dict()} if self.prefill else {}),
             "doubts": list(self.doubts),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
@@ -369,4 +376,7 @@ def _facts(whole: Mapping[str, Any]) -> dict[str, Any]:
             values[flag] = []
         else:
             values.setdefault(flag, []).append(word)
-    return flat | {name: " ".join(words) or "on" for name, words in values.items()}
+    flat |= {name: " ".join(words) or "on" for name, words in values.items()}
+    if prefill := whole.get("prefill"):
+        flat |= {f"prefill.{key}": value for key, value in _facts(prefill).items()}
+    return flat

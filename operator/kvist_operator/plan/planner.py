@@ -1,4 +1,4 @@
-"""Makes a plan: hardware, requirements, KV dtype, first settings, size and arguments, or a refusal. Pure."""
+"""Makes the plan of engines: hardware, requirements, KV dtype, size and arguments, or a refusal. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +11,7 @@ from kvist_operator.hardware import ROWS
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts, parameters
 from kvist_operator.node_labels import NodeFacts
+from kvist_operator.spec.disaggregation import Role
 from kvist_operator.spec.pool import Pool
 
 from .checks import check, too_old, unverified, warnings
@@ -24,9 +25,10 @@ from .engine_args import (
     read_draft,
 )
 from .kv import KvChoice, choose_kv
-from .kv_transfer import check_layout, check_offload, storage_namespace
+from .kv_transfer import check_layout, check_offload, needs_connector, storage_namespace
 from .latency import expected_tpot, expected_ttft, step_for_target
 from .layouts import describe_layout, impossible
+from .nixl import check_nixl, check_role_layout, describe_role
 from .plan import Choice, Hardware, Plan, PlanVerdict
 from .prompt_batch import (
     describe_pooling,
@@ -42,7 +44,7 @@ from .selection import HardwareSizing, choose, described, for_image, lacking, ne
 from .sequences import with_sequences
 from .shared_cache import share_cache
 from .size import SizedLayout, SizingInput, first_settings, most_worth, size
-from .tiers import describe_tiers, tiers
+from .tiers import bytes_per_token, describe_tiers, tiers
 
 OFFERED: Final = (
     "A100-40GB",
@@ -61,7 +63,7 @@ OFFERED: Final = (
 """Accelerators that a refusal may suggest: those that several clouds rent."""
 
 
-def make_plan(
+def plan_engines(
     pool: Pool,
     facts: Facts,
     *,
@@ -70,7 +72,9 @@ def make_plan(
     draft: Facts | None = None,
     prices: Mapping[str, float] | None = None,
 ) -> Plan:
-    """Return the plan of a pool; ``gpu`` overrides the accelerator of the spec and of the nodes.
+    """Return the plan of engines that are alike: of a whole pool, or of one role.
+
+    ``gpu`` overrides the accelerator of the spec and of the nodes.
 
     ``prices`` of an accelerator for an hour, by its name, decide between kinds of accelerators.
 
@@ -144,7 +148,7 @@ def _attempt(
         required = pooling_requirements(pool, shape, pooling, gpu, extra)
     else:
         required = read_requirements(pool, shape)
-    kv = choose_kv(pool.engine, shape, gpu, version.flags, pooling, connector=pool.offload.needs_connector)
+    kv = choose_kv(pool.engine, shape, gpu, version.flags, pooling, connector=needs_connector(pool))
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
     base = replace(_base_settings(pool, hardware, kv, proposer, extra, version), pooling=pooling)
     if pooling:
@@ -153,6 +157,7 @@ def _attempt(
         settings, first = first_settings(pool, gpu, required, base)
     check(pool, facts, hardware)
     check_offload(pool, hardware, version)
+    check_nixl(pool, version, extra)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
     sized, layouts = size(q)
     target = 0 if pooling else pool.workload.tpot_ms
@@ -170,7 +175,7 @@ def _attempt(
         found = [(sized, list[Choice]())] if pooling else _with_shared_cache(q, sized)
     sized, spread = most_worth(found, lambda each: q.held(each[0].memory)) or (None, [])
     others = tuple(each for each, _ in found if each is not sized)
-    if sized and not target and not pooling:
+    if sized and not target and not pooling and pool.role is not Role.PREFILL:
         sized, sequences = with_sequences(q, sized, pool.workload.typical_tokens)
         spread = [*spread, *sequences]
     return HardwareSizing(
@@ -259,6 +264,7 @@ def _fitting(
         pool, q.hardware, layout, memory, checkpoint_size(q.facts, settings.draft)
     )
     check_layout(pool, q.hardware, layout)
+    check_role_layout(pool, shape, layout)
     model = model_argument(pool)
     storage = storage_namespace(pool, facts, q.hardware, layout, settings, kv, version, model)
     folder = storage.name if storage else ""
@@ -271,6 +277,7 @@ def _fitting(
         warned = [*warned, *pooling_warnings(pool, pooling, extra)]
     all_choices = [
         *choices,
+        *describe_role(pool, bytes_per_token(memory, shape, q.hardware)),
         *describe_layout(layout, shape, q.hardware, sized.reason),
         *chosen.spread,
         *sized.choices,
@@ -290,7 +297,7 @@ def _fitting(
         memory=memory,
         model=shape.describe(),
         argv=tuple(args.to_argv()),
-        env=environment(pool),
+        env=environment(pool, facts),
         pod=pod,
         choices=_last_per_field(all_choices),
         doubts=tuple(doubts),
@@ -299,6 +306,7 @@ def _fitting(
         kv_events=publishes_kv_events(pool, settings),
         tiers=places,
         storage=storage,
+        role=str(pool.role or ""),
     )
 
 

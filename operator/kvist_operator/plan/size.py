@@ -21,6 +21,7 @@ from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
 from kvist_operator.models.shape import Facts
+from kvist_operator.spec.disaggregation import Role
 from kvist_operator.spec.pool import EngineSpec, Pool
 
 from .layouts import layouts_over_nodes, layouts_within_node
@@ -36,6 +37,10 @@ SEQUENCES: Final = (64, 32)
 SMALL_DEFAULT: Final = 256
 MAX_SEQUENCES: Final = 1024
 """Sequences per step by vLLM's default, on small and on large GPUs."""
+PREFILL_SEQUENCES: Final = 16
+"""Fewest sequences of an engine that only prefills."""
+SHORT_PROMPT: Final = 1024
+"""Tokens of its prompts, where the workload does not say; an assumption."""
 GB10: Final = 121
 """Capability of the GPU in DGX Spark: much memory, little compute."""
 WORTH: Final = 0.05
@@ -104,12 +109,19 @@ def first_settings(
         "spec.engine.gpuMemoryUtilizationPercent" if share else source,
     )
     reason, source = "as requested", "spec.engine.maxNumBatchedTokens"
-    if not batched:
+    prefills = pool.role is Role.PREFILL
+    if not batched and prefills:
+        batched = 2 * default_batch(gpu)
+        reason, source = "prefill is bound by compute, and no sequence that decodes waits for a step", RULE
+    elif not batched:
         batched = default_batch(gpu)
         reason, source = "vLLM's default for this GPU memory", "vLLM: engine/arg_utils.py"
     step = Choice("maxNumBatchedTokens", batched, reason, source)
     reason, source = "as requested", "spec.engine.maxNumSeqs"
-    if not sequences:
+    if not sequences and prefills:
+        sequences = _prompts_of_a_step(batched, pool.workload.prompt_tokens)
+        reason, source = f"twice the prompts of a step of {batched:,} tokens; more take memory", RULE
+    elif not sequences:
         sequences = min(max(SMALL_DEFAULT, _power_of_two(required.concurrency)), MAX_SEQUENCES, batched)
         reason, source = "enough for most loads; more take memory from the KV cache", RULE
         if sequences > SMALL_DEFAULT:
@@ -122,6 +134,11 @@ def first_settings(
         max_len=required.context,
     )
     return settings, [shared, step, Choice("maxNumSeqs", sequences, reason, source)]
+
+
+def _prompts_of_a_step(batched: int, prompt: int | None) -> int:
+    """Return twice the prompts that a step computes, as a power of two within bounds."""
+    return min(SMALL_DEFAULT, max(PREFILL_SEQUENCES, _power_of_two(2 * batched // (prompt or SHORT_PROMPT))))
 
 
 def default_batch(gpu: Accelerator) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from kvist_operator.errors import FleetError
+from kvist_operator.spec.disaggregation import Role
 from kvist_operator.status.advice import Figures
 
 VERSION: Final = 1
@@ -29,6 +30,8 @@ class EngineReport:
     pod: str
     endpoint: str
     """``ip:port``; a pod may have several."""
+    role: str = ""
+    """``prefill``, ``decode`` or ``both``; empty in reports of older pickers."""
     ready: bool = False
     worth_tokens: int = 0
     """Tokens of prefill saved in the last ten minutes by blocks that only this endpoint has."""
@@ -86,6 +89,7 @@ def _engine(raw: Any) -> EngineReport:
     return EngineReport(
         pod=_typed(raw, "pod", str),
         endpoint=_typed(raw, "endpoint", str),
+        role=str(raw.get("role") or ""),
         ready=_typed(raw, "ready", bool),
         worth_tokens=_count(raw, "worth_tokens"),
         exclusive_blocks=_count(raw, "exclusive_blocks"),
@@ -171,17 +175,22 @@ def _by_pod(found: MergedReport, pods: Iterable[str], what: Callable[[EngineRepo
 
 
 def kv_tokens(found: MergedReport) -> int | None:
-    """Return the tokens of a replica's KV cache: the least that a ready pod reports, over all its ports."""
+    """Return the tokens of a replica's KV cache: the least that a ready pod reports, over all its ports.
+    Engines that only prefill have a cache of another size, and do not count."""
     sizes: dict[str, int] = {}
     for engine in found.engines.values():
-        if engine.ready and engine.kv_tokens is not None:
+        if engine.ready and engine.kv_tokens is not None and engine.role != Role.PREFILL:
             sizes[engine.pod] = sizes.get(engine.pod, 0) + engine.kv_tokens
     return min(sizes.values(), default=None)
 
 
-def figures(found: MergedReport) -> Figures:
-    """Return the figures for advice, over engines that are ready."""
-    ready = [engine for engine in found.engines.values() if engine.ready]
+def figures(found: MergedReport, *, prefill: bool = False) -> Figures:
+    """Return the figures for advice, over engines that are ready: those that only prefill, or all others."""
+    ready = [
+        engine
+        for engine in found.engines.values()
+        if engine.ready and (engine.role == Role.PREFILL) == prefill
+    ]
     engines = max(1, len(ready))
     return Figures(
         requests=sum(engine.requests for engine in ready),

@@ -19,7 +19,7 @@ from kvist_operator.errors import ClusterError, FleetError
 from kvist_operator.manifests.object_names import COMPONENT, ENGINE, METRICS_PORT, PICKER
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
-from kvist_operator.status.advice import advice, standing
+from kvist_operator.status.advice import Figures, advice, standing
 
 from .cache_reports import (
     CacheReport,
@@ -88,7 +88,7 @@ class PickerClient:
         if not found.pickers:
             return
         before, self._known[key] = self._known.get(key), found
-        if before is None or figures(before) != figures(found):
+        if before is None or _shown(before) != _shown(found):
             self.on_change(key)
 
     async def set_deletion_costs(self, pool: Pool, pods: list[Json], replicas: int) -> None:
@@ -130,7 +130,13 @@ class PickerClient:
         """Return advice by the latest figures, or the advice of before while there are none."""
         if key not in self._known:
             return standing(before)
-        return advice(pool, plan, figures(self._known[key]), before)
+        found = self._known[key]
+        prefill = figures(found, prefill=True) if plan.prefill else None
+        return advice(pool, plan, figures(found), before, prefill=prefill)
+
+
+def _shown(found: MergedReport) -> tuple[Figures, Figures]:
+    return figures(found), figures(found, prefill=True)
 
 
 async def ask_all(

@@ -22,11 +22,13 @@ from kvist_operator.manifests import Rendered, Site, render
 from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import Pool, read_pool
+from kvist_operator.spec.disaggregation import Role
 from kvist_operator.spec.pool import DEFAULT_IMAGE
 from kvist_operator.spec.preset import preset_name
 from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.known_model import known_model
+from kvist_operator.status.pairs import pairs_of
 from kvist_operator.status.views import Trouble, controllers
 
 from .applier import Applier, ApplyResult
@@ -166,7 +168,9 @@ class Reconciler:
             apis=seen.apis,
             claims=await self.capabilities.claims(pool),
             storage=self._storage(key, pool),
-            node_labels=with_required_labels(seen.labels, there.workload),
+            node_labels=with_required_labels(
+                with_required_labels(seen.labels, there.workload), there.prefill
+            ),
             gateways=controllers(there.route),
         )
         accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
@@ -266,6 +270,7 @@ class Reconciler:
         observed = replace(
             found,
             troubles=_troubles(found, self.cache.pods(key)),
+            pairs=pairs_of(self.cache.pods(key)),
             conflicts=tuple(map(str, outcome.conflicts)),
             waits=outcome.waits,
             failure=failure,
@@ -315,17 +320,23 @@ def make_intent(
 
 def _troubles(found: ObservedPool, pods: list[Json]) -> tuple[Trouble, ...]:
     """Return pods that were never created before those with problems."""
-    parts = ((found.workload, ENGINE), (found.picker, PICKER), (found.envoy, ENVOY))
+    parts = ((found.workload, ENGINE), (found.prefill, ENGINE), (found.picker, PICKER), (found.envoy, ENVOY))
     never = [trouble for each, component in parts if (trouble := refused(each, component))]
     return (*never, *troubles(pods))
+
+
+def _workload(found: Mapping[tuple[str, str], Json], name: str) -> Json | None:
+    return found.get(("Deployment", name)) or found.get(("LeaderWorkerSet", name))
 
 
 def children_of(pool: str, children: Iterable[Json]) -> ObservedPool:
     """Return the workloads and the route among a pool's children, by their names."""
     found = {(each["kind"], each["metadata"]["name"]): each for each in children}
     names = ObjectNames(pool, "")
+    prefill, decode = (ObjectNames(pool, "", role).workload for role in (Role.PREFILL, Role.DECODE))
     return ObservedPool(
-        workload=found.get(("Deployment", names.engine)) or found.get(("LeaderWorkerSet", names.engine)),
+        workload=_workload(found, decode) or _workload(found, names.engine),
+        prefill=_workload(found, prefill),
         picker=found.get(("Deployment", names.picker)),
         envoy=found.get(("Deployment", names.envoy)),
         route=found.get(("HTTPRoute", names.engine)),

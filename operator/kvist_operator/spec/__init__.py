@@ -5,6 +5,8 @@
 - ``preset``: the fields that a pool leaves to an ``InferencePoolPreset``.
 - ``offload``: the records of ``spec.offload``.
 - ``offload_reader``: reads ``spec.offload``.
+- ``disaggregation``: the records of ``spec.disaggregation``.
+- ``disaggregation_reader``: reads it, and returns the pool as each role sees it.
 - ``rollout_reader``: reads ``spec.rollout``.
 - ``network_policy_reader``: reads ``spec.networkPolicy``.
 - ``interconnect_reader``: reads ``spec.interconnect``.

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
+from .disaggregation import Disaggregation, Role
 from .offload import Offload
 from .preset import Preset
 
@@ -332,6 +333,10 @@ class Pool:
     accelerator: AcceleratorSpec = AcceleratorSpec()
     workload: Workload = Workload()
     offload: Offload = field(default_factory=Offload)
+    disaggregation: Disaggregation | None = None
+    """None: each engine computes the prompts of its own requests."""
+    role: Role | None = None
+    """Set in the pools that ``pools_by_role`` makes of a disaggregated one."""
     replicas: int = 1
     paused: bool = False
     """Nothing is written except the status and certificates."""

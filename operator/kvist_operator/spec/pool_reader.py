@@ -15,6 +15,7 @@ from kvist_operator.flag_table import dotted, flags
 from kvist_operator.flag_values import choice_problem
 
 from .consistency import check_pool
+from .disaggregation_reader import check_disaggregation, read_disaggregation
 from .fields import (
     NAME_LENGTH,
     Fields,
@@ -131,6 +132,7 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
         accelerator=_accelerator(spec.section("accelerator")),
         workload=_workload(spec.section("workload")),
         offload=read_offload(spec.section("offload")),
+        disaggregation=read_disaggregation(spec.optional("disaggregation")),
         replicas=spec.number("replicas", 1, high=10_000),
         paused=spec.boolean("paused"),
         rollout=read_rollout(spec.section("rollout")),
@@ -148,6 +150,7 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
     spec.done(pool)
     check_template(pool.pod_template)
     check_pool(pool)
+    check_disaggregation(pool)
     return pool
 
 

@@ -1,7 +1,9 @@
 """The status of a pool, from its plan or error, what was observed, the old status and the time. Pure.
 
 - ``status_builder``: the status object and its conditions.
+- ``condition``: one condition.
 - ``known_model``: facts and commit of the model, kept in the status.
+- ``pairs``: whether engines for prefill and for decode find each other.
 - ``views``: numbers and states read from the pool's objects.
 - ``diagnosis``: why components do not run, the most urgent fault first.
 - ``pod_diagnosis``: the fault of one pod, and its remedy.
@@ -11,7 +13,8 @@
 - ``reasons``: what each reason of a condition means, and what to do.
 """
 
-from .status_builder import Condition, Subject, status
+from .condition import Condition
+from .status_builder import Subject, status
 from .views import ObservedPool, Trouble, plan_status
 
 __all__ = ["Condition", "ObservedPool", "Subject", "Trouble", "plan_status", "status"]

@@ -66,6 +66,9 @@ class _Case:
     pool: Pool
     plan: Plan
     seen: Figures
+    """Of the engines that write answers."""
+    prefill: Figures | None
+    """Of those that only prefill; None without roles."""
     standing: frozenset[str]
     """First words of the advice that the status has now."""
 
@@ -74,10 +77,20 @@ class _Case:
         return value * SETTLED if head in self.standing else value
 
 
-def advice(pool: Pool, plan: Plan, figures: Figures, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return sentences, the most urgent first; ``before`` is the advice that the status has now."""
+def advice(
+    pool: Pool,
+    plan: Plan,
+    figures: Figures,
+    before: Sequence[str] = (),
+    *,
+    prefill: Figures | None = None,
+) -> tuple[str, ...]:
+    """Return sentences, the most urgent first; ``before`` is the advice that the status has now.
+
+    ``figures`` are of the engines that write answers, ``prefill`` of those that only prefill.
+    """
     old = {_head(line): line for line in before}
-    case = _Case(pool, plan, figures, frozenset(old))
+    case = _Case(pool, plan, figures, prefill, frozenset(old))
     found = (rule(case) for rule in RULES)
     return tuple(_kept(line, old.get(_head(line), "")) for line in found if line)
 
@@ -177,8 +190,26 @@ def _missed(case: _Case) -> str:
     )
 
 
-RULES: Final[Sequence[Callable[[_Case], str]]] = (_preempted, _off, _waiting, _missed)
-HEADS: Final = frozenset(("Preemptions", "Cache", "Queue", "Hit rate"))
+def _ratio(case: _Case) -> str:
+    """Return which role lacks engines while the other one has some to spare."""
+    head, prefill, decode = "Ratio", case.prefill, case.seen
+    if prefill is None:
+        return ""
+    queue = case.limit(QUEUE, head)
+    used = f"{_percent(decode.kv_usage)} of the cache of engines for decode is in use"
+    if prefill.waiting >= queue and decode.waiting < QUEUE and decode.kv_usage < ROOMY:
+        wait = f"{_counted(prefill.waiting)} requests wait in each engine for prefill"
+        more = "raise spec.disaggregation.prefill.replicas, or give it engines of decode"
+        return f"{head}: {wait}, and {used}: {more}."
+    if decode.waiting >= queue and decode.kv_usage >= FULL and prefill.waiting < QUEUE:
+        wait = f"{_counted(decode.waiting)} requests wait in each engine for decode"
+        more = "raise spec.disaggregation.decode.replicas (spec.replicas), or give it engines of prefill"
+        return f"{head}: {wait}, {used}, and none wait for prefill: {more}."
+    return ""
+
+
+RULES: Final[Sequence[Callable[[_Case], str]]] = (_preempted, _off, _ratio, _waiting, _missed)
+HEADS: Final = frozenset(("Preemptions", "Cache", "Ratio", "Queue", "Hit rate"))
 """Texts before the colon of each rule's sentences."""
 
 

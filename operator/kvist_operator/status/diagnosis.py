@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from kvist_epp.names import LABEL_ROLES
 from kvist_operator.manifests.object_names import PLAN
 
 from .container_diagnosis import PodFinding, part_of
@@ -100,10 +101,11 @@ def _refusal_remedy(message: str) -> str:
 
 
 def newest(pods: Iterable[Object]) -> list[Object]:
-    """Return the pods of each component's newest generation."""
-    parts: dict[str, dict[str, list[Object]]] = defaultdict(lambda: defaultdict(list))
+    """Return the pods of each component's newest generation, for engines of each role."""
+    parts: dict[tuple[str, str], dict[str, list[Object]]] = defaultdict(lambda: defaultdict(list))
     for pod in pods:
-        parts[part_of(pod).component][_generation(pod)].append(pod)
+        role = (pod["metadata"].get("labels") or {}).get(LABEL_ROLES[0], "")
+        parts[part_of(pod).component, role][_generation(pod)].append(pod)
     return [pod for generations in parts.values() for pod in max(generations.values(), key=_age)]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvist_operator.hardware import RESOURCES
 from kvist_operator.manifests.disk_tier import CLEANER
 from kvist_operator.manifests.disk_tier import VOLUME as BLOCKS_VOLUME
 from kvist_operator.manifests.object_names import ENGINE
@@ -23,6 +24,8 @@ _PREEMPTION: Final = re.compile(r"[.,;]? *(no new claims to deallocate|preemptio
 """The end of the scheduler's message, which says why preemption would not help."""
 _LACKING: Final = re.compile(r"Insufficient ([\w./-]+\w)")
 _CORE: Final = ("cpu", "memory", "ephemeral-storage", "pods")
+_NETWORK: Final = re.compile("rdma|roce|infiniband|hca")
+"""Parts of usual names of network cards."""
 _AFFINITY: Final = re.compile("node affinity/selector|node selector")
 _TAINTED: Final = re.compile("untolerated taint|taints that the pod didn't tolerate")
 _VOLUME: Final = re.compile(r"PersistentVolume|persistentvolume|persistent volume|pvc\(s\)")
@@ -48,10 +51,24 @@ def scheduling_remedy(message: str, pod: Object, part: ComponentFields) -> str:
 def _device_remedy(device: str, pod: Object) -> str:
     limits = [(c.get("resources") or {}).get("limits") or {} for c in pod["spec"].get("containers") or ()]
     amount = next((str(each[device]) for each in limits if each.get(device)), "some")
+    if _is_network(device, [name for each in limits for name in each if name != device]):
+        return (
+            f"Each pod needs {amount} {device} beside its accelerators: run the RDMA device plugin on their "
+            "nodes, write the name that it gives in spec.interconnect.rdma.resourceName, or leave "
+            "spec.interconnect.rdma out, so that engines use TCP"
+        )
     return (
         f"Each pod needs {amount} {device} free on one node: add nodes, lower spec.replicas, or ask for "
         "other accelerators with spec.accelerator (product, count, resourceName); a rollout needs no spare "
         "ones with spec.rollout.strategy: ReplaceFirst"
+    )
+
+
+def _is_network(device: str, others: Sequence[str]) -> bool:
+    """Return whether a device is a network card, as far as its name and the other devices of the pod show."""
+    accelerators = RESOURCES.values()
+    return device not in accelerators and (
+        any(name in accelerators for name in others) or bool(_NETWORK.search(device))
     )
 
 

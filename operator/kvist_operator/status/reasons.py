@@ -315,6 +315,38 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
             "check the Gateway's name and namespace in `spec.gateway.parentRefs`, and whether it allows "
             "routes from this namespace",
         ),
+        "Paired": Reason(
+            "every ready engine has one to exchange blocks with",
+            "nothing",
+        ),
+        "PartlyPaired": Reason(
+            "some ready engines have none to exchange blocks with: they are of another generation",
+            "wait for the rollout",
+        ),
+        "NoPairs": Reason(
+            "no two ready engines may exchange blocks, so each computes its own prompts",
+            "wait for the rollout; `Progressing` says what holds it up",
+        ),
+        "NoPrefill": Reason(
+            "no engine for prefill is ready, so engines that decode compute prompts by themselves",
+            "see `Progressing`; raise `spec.disaggregation.prefill.replicas`, or let its autoscaler do so",
+        ),
+        "NoDecode": Reason(
+            "no engine for decode is ready",
+            "see `Progressing`; raise `spec.replicas` or `spec.disaggregation.decode.replicas`",
+        ),
+        "OneEngine": Reason(
+            "one engine is ready, and to compute a prompt elsewhere takes two",
+            "raise `spec.replicas`",
+        ),
+        "TransferOverTcp": Reason(
+            "(advice) engines send each other blocks over TCP, which takes CPU time and delays answers",
+            "set `spec.interconnect.rdma` where nodes have RDMA devices, or accept the cost",
+        ),
+        "GatewayTimeoutUnknown": Reason(
+            "(advice) how long the gateway waits for the picker is set elsewhere, and must include a prefill",
+            "raise the message timeout of its ext_proc filter",
+        ),
         "NodesUnknown": Reason(
             "(advice) no node label names the accelerator",
             "set `spec.podTemplate.spec.nodeSelector`",

@@ -9,6 +9,7 @@ their time changes only with their status.
 - GatewayAttached: the gateway accepts the pool; absent without a gateway.
 - Precise: picks use the engines' KV events; absent where requests are routed by load, or by choice.
 - Monitored: present only while PodMonitors are missing that the spec asks for.
+- Disaggregated: engines for prefill and for decode find each other; absent without roles.
 - UpgradePending: present while a new operator would change pods of the pool.
 - Ready: the pool is as its spec describes it.
 """
@@ -16,10 +17,8 @@ their time changes only with their status.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any, Final
 
-from kvist_epp.names import LABEL_POOL
 from kvist_operator.apply.upgrades import APPROVED, PendingChange
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.object_names import (
@@ -36,58 +35,24 @@ from kvist_operator.models.shape import Facts
 from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
 
+from .condition import FALSE, TRUE, UNKNOWN, Condition, written
 from .diagnosis import worst
 from .known_model import model_status
-from .views import Counts, Object, ObservedPool, counts, parents, plan_status, summary
+from .pairs import disaggregated
+from .views import (
+    Counts,
+    Object,
+    ObservedPool,
+    added,
+    counts,
+    parents,
+    plan_status,
+    role_status,
+    selector,
+    summary,
+)
 
 Json = dict[str, Any]
-MESSAGE: Final = 4096
-"""Characters of a message that are kept: an engine's own error may be long."""
-
-
-class Truth(StrEnum):
-    """Status of a condition."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One condition, without its time."""
-
-    type: str
-    status: Truth
-    reason: str
-    """Stable name in CamelCase, for programs."""
-    message: str
-    """Sentence for users: the state, and the remedy."""
-
-    @property
-    def holds(self) -> bool:
-        return self.status is Truth.TRUE
-
-
-def written(
-    conditions: Iterable[Condition], old: Sequence[Mapping[str, Any]], generation: int, now: datetime
-) -> list[Json]:
-    """Return these conditions as objects; one whose status is as before keeps its time (RFC 3339 in UTC)."""
-    times = {(each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in old}
-    timestamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return [
-        {
-            "type": each.type,
-            "status": str(each.status),
-            "observedGeneration": generation,
-            "lastTransitionTime": times.get((each.type, each.status)) or timestamp,
-            "reason": each.reason,
-            "message": each.message[:MESSAGE],
-        }
-        for each in conditions
-    ]
-
-
 ACCEPTED: Final = "Accepted"
 AVAILABLE: Final = "Available"
 PROGRESSING: Final = "Progressing"
@@ -96,7 +61,6 @@ PRECISE: Final = "Precise"
 UPGRADE: Final = "UpgradePending"
 MONITORED: Final = "Monitored"
 READY: Final = "Ready"
-TRUE, FALSE, UNKNOWN = Truth.TRUE, Truth.FALSE, Truth.UNKNOWN
 
 
 def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
@@ -300,17 +264,19 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
     is kept while a new spec cannot be planned.
     """
     found, pool = counts(observed.workload), subject.pool
+    whole = added(found, counts(observed.prefill)) if observed.prefill else found
     paused = pool is not None and pool.paused
     others = [
         accepted(subject.plan, subject.error),
         available(found),
-        progressing(observed, found, paused=paused),
+        progressing(observed, whole, paused=paused),
     ]
     if pool:
         optional = (
             attached(pool, observed, subject.notes),
             precise(pool, subject.plan, subject.notes),
             monitored(subject.notes),
+            disaggregated(pool, subject.plan, observed.pairs),
             upgrade_pending(pool, observed.pending),
         )
         others += [condition for condition in optional if condition]
@@ -320,12 +286,14 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         "replicas": found.there,
         "readyReplicas": found.ready,
         "updatedReplicas": found.updated,
-        "selector": f"{LABEL_POOL}={subject.name}",
+        "selector": selector(subject.name, observed),
         "targetPorts": [{"number": ENGINE_PORT}],
         "url": url(pool) if pool else old.get("url", ""),
         "conditions": written(conditions, old.get("conditions") or (), subject.generation, now),
         "advice": [*observed.advice, *(note.message for note in subject.notes if not note.condition)],
     }
+    if roles := role_status(subject.name, observed):
+        made["roles"] = roles
     refused = subject.plan is not None and subject.plan.verdict is PlanVerdict.REFUSED
     held = observed.pending is not None and observed.pending.engines
     if subject.plan is None or ((refused or held) and observed.workload is not None):

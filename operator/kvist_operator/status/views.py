@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvist_epp.names import LABEL_POOL, LABEL_ROLES
 from kvist_operator.apply.upgrades import PendingChange
 from kvist_operator.manifests.object_names import ENGINE
 from kvist_operator.plan import Plan
+from kvist_operator.spec.disaggregation import Role
+
+from .pairs import Pairs
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]
@@ -32,7 +36,11 @@ class ObservedPool:
     """Children as they were read; None for those that do not exist."""
 
     workload: Object | None = None
-    """The engines' Deployment or LeaderWorkerSet."""
+    """The engines' Deployment or LeaderWorkerSet; with roles, that of decode."""
+    prefill: Object | None = None
+    """The Deployment or LeaderWorkerSet of the engines for prefill."""
+    pairs: Pairs = field(default_factory=Pairs)
+    """Ready engines that may exchange blocks."""
     picker: Object | None = None
     envoy: Object | None = None
     route: Object | None = None
@@ -80,6 +88,16 @@ class Counts:
         return self.current and self.there == self.ready == self.updated == self.wanted
 
 
+def added(first: Counts, second: Counts) -> Counts:
+    """Return the counts of two workloads together."""
+    numbers = ("wanted", "there", "ready", "available", "updated")
+    return Counts(
+        **{name: getattr(first, name) + getattr(second, name) for name in numbers},
+        current=first.current and second.current,
+        overdue=first.overdue or second.overdue,
+    )
+
+
 def counts(workload: Object | None) -> Counts:
     """Return the counts of a Deployment or a LeaderWorkerSet; zeros if there is none."""
     if workload is None:
@@ -101,6 +119,31 @@ def counts(workload: Object | None) -> Counts:
         current=seen is None or seen >= meta.get("generation", 0),
         overdue=late,
     )
+
+
+def selector(pool: str, observed: ObservedPool) -> str:
+    """Return the label selector of the pods that ``spec.replicas`` counts: with roles those of decode."""
+    role = f",{LABEL_ROLES[0]}={Role.DECODE}" if observed.prefill else ""
+    return f"{LABEL_POOL}={pool}{role}"
+
+
+def role_status(pool: str, observed: ObservedPool) -> Json:
+    """Return the replicas of each role, and the workload that an autoscaler of the role names; empty without
+    roles."""
+    if observed.prefill is None or observed.workload is None:
+        return {}
+    found = {}
+    for role, workload in ((Role.PREFILL, observed.prefill), (Role.DECODE, observed.workload)):
+        seen = counts(workload)
+        found[str(role)] = {
+            "kind": workload["kind"],
+            "name": workload["metadata"]["name"],
+            "replicas": seen.there,
+            "readyReplicas": seen.ready,
+            "updatedReplicas": seen.updated,
+            "selector": f"{LABEL_POOL}={pool},{LABEL_ROLES[0]}={role}",
+        }
+    return found
 
 
 def parents(route: Object | None) -> list[tuple[str, Mapping[str, Object]]]:
@@ -140,6 +183,8 @@ def plan_status(plan: Plan) -> Json:
     found["neighbours"] = [str(each) for each in plan.neighbours]
     if plan.price_per_hour is None:
         del found["pricePerHour"]
+    if plan.prefill:
+        found["prefill"] = plan_status(plan.prefill)
     found["choices"] = [
         {**c, "value": c["value"] if isinstance(c["value"], str) else json.dumps(c["value"], sort_keys=True)}
         for c in whole["choices"][:MOST_CHOICES]

@@ -5,6 +5,7 @@
 - ``chaos``: steady load while engines, pickers, events, links and certificates fail.
 - ``soak``: long load, memory each second, and what is left when the load stops.
 - ``queue``: 50,000 requests queued in one picker: memory, fairness, limits.
+- ``disaggregation``: what a request in two legs costs, and 200 of them at once.
 - ``ends``: gateways without access log, and endpoints without metrics.
 - ``traces``: what OpenTelemetry traces cost.
 - ``trace_instructions``: the same, counted in machine instructions.

@@ -13,6 +13,8 @@ from typing import Any, Final
 from kvist_epp.errors import SettingsError
 from kvist_sim import model
 from kvist_sim.engine import flags
+from kvist_sim.engine.offload import OffloadSettings, read_offload
+from kvist_sim.engine.tiers import NVME, PCIE
 from kvist_sim.engine.timing import KV_BYTES_PER_TOKEN, KV_CACHE_TOKENS, Timing
 
 BLOCK: Final = 16
@@ -74,6 +76,8 @@ class Settings:
     hash_algorithm: str
     hash_seed: str | None
     events: KvEvents
+    offload: OffloadSettings | None
+    """Slower places for blocks; None: there are none."""
     ranks: tuple[int, ...]
     """Data-parallel ranks of this process."""
     lora: Mapping[str, str]
@@ -105,6 +109,8 @@ def parser(prog: str = "kvist sim engine") -> flags.Parser:
     own.add_argument("--sim-prefill-tokens-per-second", type=float, default=default.prefill_tokens_per_second)
     own.add_argument("--sim-step-seconds", type=float, default=default.step_seconds)
     own.add_argument("--sim-sequence-seconds", type=float, default=default.sequence_seconds)
+    own.add_argument("--sim-host-bandwidth", type=float, default=PCIE, help="bytes/s from host memory")
+    own.add_argument("--sim-disk-bandwidth", type=float, default=NVME, help="bytes/s from each file tier")
     own.add_argument("--sim-time-scale", type=float, default=1.0, help="the hardware is this much faster")
     own.add_argument("--sim-seed", type=int, default=0)
     own.add_argument("--sim-mean-output-tokens", type=float, default=256.0, help="unless ignore_eos")
@@ -129,6 +135,12 @@ def read(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settin
         **_front(args, environ),
         **_simulated(args),
         events=_events(made, args.kv_events_config),
+        offload=read_offload(
+            args.kv_transfer_config,
+            args.kv_offloading_size,
+            host_bandwidth=args.sim_host_bandwidth * args.sim_time_scale,
+            disk_bandwidth=args.sim_disk_bandwidth * args.sim_time_scale,
+        ),
         lora=_adapters(args),
     )
 
@@ -243,8 +255,10 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
         step_seconds=args.sim_step_seconds,
         sequence_seconds=args.sim_sequence_seconds,
     )
-    if args.sim_time_scale <= 0 or timing.prefill_tokens_per_second <= 0:
-        raise SettingsError("--sim-time-scale and --sim-prefill-tokens-per-second must be positive")
+    names = ("time_scale", "prefill_tokens_per_second", "host_bandwidth", "disk_bandwidth")
+    for name in names:
+        if getattr(args, f"sim_{name}") <= 0:
+            raise SettingsError(f"--sim-{name.replace('_', '-')} must be positive")
     return {
         "timing": timing.scaled(args.sim_time_scale),
         "seed": args.sim_seed,

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from kvist_epp.engines.vllm.kv_events import Batch
 from kvist_sim.engine.metrics import RankMetrics
-from kvist_sim.engine.scheduler import Plan, Scheduler, Sequence
+from kvist_sim.engine.offload import OffloadTiers
+from kvist_sim.engine.scheduler import Plan, Scheduler
+from kvist_sim.engine.sequence import Sequence
 from kvist_sim.engine.timing import Clock, Timing
 
 LATE: float = 0.1
@@ -56,13 +58,16 @@ class Engine:
         *,
         clock: Clock,
         publisher: Publisher | None = None,
+        tiers: OffloadTiers | None = None,
     ) -> None:
+        """``tiers``: those of the scheduler."""
         self.rank = rank
         self.scheduler = scheduler
         self._timing = timing
         self._metrics = metrics
         self._clock = clock
         self._publisher = publisher
+        self._tiers = tiers
         self._sinks: dict[Sequence, Sink] = {}
         self._work = asyncio.Event()
 
@@ -101,7 +106,8 @@ class Engine:
                 due = self._clock.now()
             due = max(due, self._clock.now() - LATE)
             plan = self.scheduler.schedule(due)
-            due += self._timing.step(plan.prefill_tokens, plan.decoding)
+            step = self._timing.step(plan.prefill_tokens, plan.decoding)
+            due += step if plan.loaded_at is None else min(step, max(0.0, plan.loaded_at - due))
             await self._clock.sleep_until(due)
             self._complete(plan)
 
@@ -141,6 +147,8 @@ class Engine:
             sink.advanced(sequence)
 
     def _publish(self) -> None:
-        events = self.scheduler.pool.take_events()
-        if events and self._publisher is not None:
-            self._publisher.publish(Batch(ts=time.time(), rank=self.rank, events=events))
+        events, tiers = self.scheduler.pool.take_events(), self._tiers
+        batches = [events] if tiers is None else tiers.batches(events)
+        for batch in batches:
+            if batch and self._publisher is not None:
+                self._publisher.publish(Batch(ts=time.time(), rank=self.rank, events=batch))

@@ -5,11 +5,14 @@ here, too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kvist_epp.engines.vllm.tier_metrics import source_of
 from kvist_sim.engine import scheduler
+from kvist_sim.engine import sequence as sequences
 
 LATENCY: Final = (
     0.3,
@@ -94,11 +97,30 @@ _BY_LABEL: Final = {
 }
 
 
+_OFFLOAD: Final = {
+    "kv_offload_load_bytes": "Bytes loaded to the GPU.",
+    "kv_offload_load_time": "Seconds of loads to the GPU.",
+    "kv_offload_store_bytes": "Bytes stored from the GPU.",
+    "kv_offload_store_time": "Seconds of stores from the GPU.",
+}
+_TIERING: Final = {
+    "kv_offload_tiering_read_bytes": "Bytes read from a secondary tier.",
+    "kv_offload_tiering_read_time": "Seconds of reads from a secondary tier.",
+    "kv_offload_tiering_write_bytes": "Bytes written to a secondary tier.",
+    "kv_offload_tiering_write_time": "Seconds of writes to a secondary tier.",
+}
+FILES: Final = "1:fs"
+"""Label ``tier`` of the file tiers."""
+
+
 class Metrics:
     """Metrics of one process; the label ``engine`` distinguishes ranks."""
 
-    def __init__(self, model: str, max_model_len: int, cache_info: Mapping[str, str]) -> None:
-        """Use ``cache_info`` as the labels of ``vllm:cache_config_info``, equal for all ranks."""
+    def __init__(
+        self, model: str, max_model_len: int, cache_info: Mapping[str, str], *, tiers: bool = False
+    ) -> None:
+        """Use ``cache_info`` as the labels of ``vllm:cache_config_info``, equal for all ranks; ``tiers``:
+        there is an offloading connector."""
         self._registry = CollectorRegistry()
         self._model = model
         self._cache_info = dict(cache_info)
@@ -130,6 +152,12 @@ class Metrics:
         self._labelled = {
             name: Counter(f"vllm:{name}", text, (*common, label), registry=self._registry)
             for name, (label, _, text) in _BY_LABEL.items()
+        }
+        self._offload = {
+            name: Counter(f"vllm:{name}", text, (*common, *labels), registry=self._registry)
+            for texts, labels in ((_OFFLOAD, ()), (_TIERING, ("tier",)))
+            for name, text in texts.items()
+            if tiers
         }
         self._rejections = Counter(
             *(
@@ -164,6 +192,10 @@ class Metrics:
                 for name, (_, values, _) in _BY_LABEL.items()
             },
             histograms={name: one.labels(*at) for name, one in self._histograms.items()},
+            offload={
+                name: one.labels(*at, FILES) if name in _TIERING else one.labels(*at)
+                for name, one in self._offload.items()
+            },
         )
 
     def rejected(self, reason: str) -> None:
@@ -185,12 +217,15 @@ class RankMetrics:
         counters: Mapping[str, Counter],
         labelled: Mapping[str, Mapping[str, Counter]],
         histograms: Mapping[str, Histogram],
+        offload: Mapping[str, Counter],
     ) -> None:
         self._gauges = gauges
         self._waiting = waiting
         self._counters = counters
         self._labelled = labelled
         self._histograms = histograms
+        self._offload = offload
+        self._moved = dict.fromkeys(offload, 0.0)
         self._seen = scheduler.Counters()
 
     def state(self, engine: scheduler.Scheduler) -> None:
@@ -203,10 +238,18 @@ class RankMetrics:
         self._counters["prefix_cache_queries"].inc(now.queries - self._seen.queries)
         self._counters["prefix_cache_hits"].inc(now.hits - self._seen.hits)
         self._counters["num_preemptions"].inc(now.preemptions - self._seen.preemptions)
-        self._seen = scheduler.Counters(now.queries, now.hits, now.preemptions)
+        for name, counter in (("queries", now.external_queries), ("hits", now.external_hits)):
+            self._counters[f"external_prefix_cache_{name}"].inc(
+                counter - getattr(self._seen, f"external_{name}")
+            )
+        self._seen = replace(now)
+        if engine.tiers is not None:
+            for name, total in engine.tiers.totals().items():
+                self._offload[name].inc(total - self._moved[name])
+                self._moved[name] = total
 
     def step(
-        self, plan: scheduler.Plan, advanced: Sequence[scheduler.Sequence], gaps: Iterable[float]
+        self, plan: scheduler.Plan, advanced: Sequence[sequences.Sequence], gaps: Iterable[float]
     ) -> None:
         """Record a step: ``gaps`` are the seconds between two tokens of the sequences that had one before."""
         self._histograms["iteration_tokens_total"].observe(plan.tokens)
@@ -215,17 +258,21 @@ class RankMetrics:
         for gap in gaps:
             observe(gap)
 
-    def first_token(self, sequence: scheduler.Sequence) -> None:
+    def first_token(self, sequence: sequences.Sequence) -> None:
         """Record that the prefill of a sequence is done."""
         cached, total = sequence.cached or 0, len(sequence.prompt)
         self._counters["prompt_tokens"].inc(total)
         self._counters["prompt_tokens_cached"].inc(cached)
         self._labelled["prompt_tokens_by_source"]["local_compute"].inc(total - cached)
-        self._labelled["prompt_tokens_by_source"]["local_cache_hit"].inc(cached)
-        self._labelled["prompt_tokens_cached_by_source"]["device"].inc(cached)
+        loaded = sum(sequence.loaded.values())
+        self._labelled["prompt_tokens_by_source"]["local_cache_hit"].inc(cached - loaded)
+        self._labelled["prompt_tokens_by_source"]["external_kv_transfer"].inc(loaded)
+        self._labelled["prompt_tokens_cached_by_source"]["device"].inc(cached - loaded)
+        for medium, tokens in sequence.loaded.items():
+            self._labelled["prompt_tokens_cached_by_source"][source_of(medium)].inc(tokens)
         self._observe("time_to_first_token_seconds", (sequence.first_token or 0.0) - sequence.arrived)
 
-    def finished(self, sequence: scheduler.Sequence, now: float) -> None:
+    def finished(self, sequence: sequences.Sequence, now: float) -> None:
         """Record the end of a sequence, whether complete or aborted."""
         self._labelled["request_success"][sequence.finish or "error"].inc()
         self._observe("e2e_request_latency_seconds", now - sequence.arrived)
@@ -239,7 +286,7 @@ class RankMetrics:
         if sequence.scheduled is not None and sequence.first_token is not None:
             self._phases(sequence, sequence.scheduled, sequence.first_token, sequence.last_token or now)
 
-    def _phases(self, sequence: scheduler.Sequence, scheduled: float, first: float, last: float) -> None:
+    def _phases(self, sequence: sequences.Sequence, scheduled: float, first: float, last: float) -> None:
         self._observe("request_queue_time_seconds", scheduled - sequence.arrived)
         self._observe("request_prefill_time_seconds", first - scheduled)
         self._observe("request_decode_time_seconds", last - first)

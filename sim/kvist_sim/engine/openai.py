@@ -64,6 +64,7 @@ class Body(msgspec.Struct):
     session_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
     return_token_ids: bool | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

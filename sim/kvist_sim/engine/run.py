@@ -17,6 +17,7 @@ from kvist_sim.engine.args import Settings
 from kvist_sim.engine.blocks import BlockPool, Hasher
 from kvist_sim.engine.loop import Engine, WallClock
 from kvist_sim.engine.metrics import Metrics
+from kvist_sim.engine.offload import OffloadTiers
 from kvist_sim.engine.scheduler import Limits, Scheduler
 from kvist_sim.engine.server import Server
 from kvist_sim.engine.tokenizer import Prompts, Writer, local
@@ -44,7 +45,7 @@ async def started(settings: Settings) -> AsyncIterator["Running"]:
     """
     prompts = Prompts(tokenizer_of(settings))
     longest = _longest(settings, prompts)
-    metrics = Metrics(settings.served[0], longest, settings.cache_info)
+    metrics = Metrics(settings.served[0], longest, settings.cache_info, tiers=settings.offload is not None)
     async with contextlib.AsyncExitStack() as stack:
         publishers = _publishers(settings, stack)
         engines = {
@@ -154,13 +155,17 @@ def _engine(
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         reserve_full_prompt=settings.reserve_full_prompt,
     )
+    offload = settings.offload
+    tiers = None if offload is None else OffloadTiers(offload, settings.block_size, seed=settings.seed)
+    prompts_only = offload is None or offload.prompts_only
     return Engine(
         rank,
-        Scheduler(pool, hasher, limits),
+        Scheduler(pool, hasher, limits, tiers, prompts_only=prompts_only),
         settings.timing,
         metrics.rank(rank),
         clock=WallClock(),
         publisher=publisher,
+        tiers=tiers,
     )
 
 

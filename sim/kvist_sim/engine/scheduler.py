@@ -6,70 +6,11 @@ between. As in vLLM, a block is cached when its computation is scheduled, not wh
 """
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, replace
 
 from kvist_sim.engine.blocks import BlockPool, Digest, Hasher
-
-
-class State(Enum):
-    """State of a sequence."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-
-
-@dataclass(eq=False, slots=True)
-class Sequence:
-    """One prompt and its output."""
-
-    id: str
-    prompt: list[int]
-    output: Iterator[int | None]
-    """Tokens that the model would generate; None or the end of the iterator is where it would stop."""
-    max_tokens: int
-    arrived: float
-    adapter: tuple[str, str] | None = None
-    """(name, path) of the LoRA adapter."""
-    salt: str | None = None
-    session: str | None = None
-    report_hits: bool = False
-    """True for vLLM's ``kv_cache_report_mode: full``."""
-    eos: int | None = None
-    """Token that ends the output; it counts but is not shown."""
-
-    tokens: list[int] = field(init=False)
-    """Prompt and output so far."""
-    state: State = State.WAITING
-    computed: int = 0
-    """Number of tokens whose keys and values are in blocks."""
-    blocks: list[int] = field(default_factory=list)
-    digests: list[Digest] = field(default_factory=list)
-    stored: int = 0
-    """Number of its blocks that are cached."""
-    cached: int | None = None
-    """Prompt tokens found in the cache when the sequence was first admitted."""
-    preemptions: int = 0
-    finish: str | None = None
-    """Finish reason: stop, length or abort."""
-    scheduled: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-
-    def __post_init__(self) -> None:
-        self.tokens = list(self.prompt)
-
-    @property
-    def generated(self) -> int:
-        """Number of output tokens, the end included."""
-        return len(self.tokens) - len(self.prompt)
-
-    @property
-    def prefilling(self) -> bool:
-        """True if the next computation is of prompt tokens (or, after a preemption, of lost ones)."""
-        return len(self.tokens) - self.computed > 1 or self.computed < len(self.prompt)
+from kvist_sim.engine.sequence import Sequence, State
+from kvist_sim.engine.tiers import EngineTiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +36,8 @@ class Plan:
     prefill_tokens: int = 0
     decoding: int = 0
     """Number of sequences that compute one token after their prompt."""
+    loaded_at: float | None = None
+    """With no work: when the first blocks that are waited for have been loaded."""
 
     @property
     def tokens(self) -> int:
@@ -109,14 +52,32 @@ class Counters:
     queries: int = 0
     """Tokens looked up in the prefix cache, counted once per sequence."""
     hits: int = 0
+    """On the GPU."""
     preemptions: int = 0
+    external_queries: int = 0
+    """Tokens looked up in slower places."""
+    external_hits: int = 0
 
 
 class Scheduler:
     """One rank: a queue, a batch and a pool."""
 
-    def __init__(self, pool: BlockPool, hasher: Hasher, limits: Limits) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        hasher: Hasher,
+        limits: Limits,
+        tiers: EngineTiers[Digest] | None = None,
+        *,
+        prompts_only: bool = True,
+    ) -> None:
+        """``tiers``: where blocks are copied to; ``prompts_only``: not those of answers."""
         self.pool = pool
+        self.tiers = tiers
+        self._prompts_only = prompts_only
+        self._loading: list[Sequence] = []
+        self._computed: list[tuple[Sequence, int, int]] = []
+        """Blocks that this step computes: (sequence, first, end)."""
         self.limits = limits
         self.counters = Counters()
         self.waiting: deque[Sequence] = deque()
@@ -130,7 +91,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """True without any sequence."""
-        return not self.running and not self.waiting
+        return not self.running and not self.waiting and not self._loading
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt must fit in the pool and in ``max_model_len``."""
@@ -142,16 +103,21 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is State.LOADING:
+            self._loading.remove(sequence)
         if sequence.state is not State.FINISHED:
             self._finish(sequence, reason)
 
     def schedule(self, now: float) -> Plan:
         """Schedule running sequences in order of admission, then the queue while budget and blocks last."""
         work: dict[Sequence, int] = {}
+        if self._loading:
+            self._take_loaded(now)
         budget, preempted = self._continue(work)
         if not preempted:
             self._admit(work, budget, now)
-        return _plan(work)
+        waits = bool(self._loading) and not work
+        return replace(_plan(work), loaded_at=self._loading[0].ready_at) if waits else _plan(work)
 
     def _continue(self, work: dict[Sequence, int]) -> tuple[int, bool]:
         """Schedule running sequences.
@@ -199,6 +165,10 @@ class Scheduler:
 
     def _admit(self, work: dict[Sequence, int], budget: int, now: float) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            if self.tiers is not None and self._load(self.tiers, self.waiting[0], now):
+                self._loading.append(self.waiting.popleft())
+                self._loading.sort(key=lambda one: one.ready_at)
+                continue
             count = self._start(self.waiting[0], budget, now)
             if count == 0:
                 break
@@ -222,6 +192,35 @@ class Scheduler:
         self._take(sequence, count)
         return count
 
+    def _load(self, tiers: EngineTiers[Digest], sequence: Sequence, now: float) -> bool:
+        """Begin to load blocks that follow those on the GPU; return whether there are any."""
+        if sequence.ready_at >= 0 or not self._caching:
+            return False
+        pool, hit = self.pool, self._hit(sequence)
+        most = (len(sequence.tokens) - 1) // pool.block_size
+        found = tiers.find(sequence.digests[len(hit) : most], sequence.load_tiers)
+        if not found or len(found) + pool.evictable(hit) > pool.free_blocks:
+            return False
+        pool.hold(hit)
+        sequence.on_gpu, sequence.blocks = len(hit), hit + pool.allocate(len(found))
+        sequence.ready_at, sequence.state = tiers.load(sequence, len(hit), found, now), State.LOADING
+        for store in found:
+            medium = store.kind.medium
+            sequence.loaded[medium] = sequence.loaded.get(medium, 0) + pool.block_size
+        return True
+
+    def _take_loaded(self, now: float) -> None:
+        """Cache the blocks that have arrived; their sequences are the next that are admitted."""
+        there: list[Sequence] = []
+        while self._loading and self._loading[0].ready_at <= now:
+            sequence = self._loading.pop(0)
+            sequence.stored = sequence.on_gpu
+            self._store(sequence, len(sequence.blocks))
+            self.pool.release(reversed(sequence.blocks))
+            sequence.blocks, sequence.stored, sequence.state = [], 0, State.WAITING
+            there.append(sequence)
+        self.waiting.extendleft(reversed(there))
+
     def _hit(self, sequence: Sequence) -> list[int]:
         if not self._caching:
             return []
@@ -238,7 +237,7 @@ class Scheduler:
             sequence.cached = sequence.computed
             sequence.scheduled = now
             self.counters.queries += len(sequence.tokens) if self._caching else 0
-            self.counters.hits += sequence.computed
+            self._count_hits(sequence)
         if sequence.report_hits and hit:
             self.pool.announce(
                 sequence.digests[: len(hit)],
@@ -248,6 +247,13 @@ class Scheduler:
                 salt=sequence.salt,
                 session=sequence.session,
             )
+
+    def _count_hits(self, sequence: Sequence) -> None:
+        loaded, counters = sum(sequence.loaded.values()), self.counters
+        counters.hits += sequence.computed - loaded
+        if self.tiers is not None:
+            counters.external_queries += len(sequence.tokens) - sequence.computed + loaded
+            counters.external_hits += loaded
 
     def _chunk(self, todo: int, budget: int) -> int:
         threshold = self.limits.long_prefill_token_threshold
@@ -264,6 +270,9 @@ class Scheduler:
             sequence.blocks += self.pool.allocate(missing)
         full = upto // self.pool.block_size
         if full > sequence.stored and self._caching:
+            last = min(full, len(sequence.prompt) // self.pool.block_size) if self._prompts_only else full
+            if self.tiers is not None and sequence.stored < last:
+                self._computed.append((sequence, sequence.stored, last))
             self._store(sequence, full)
 
     def _store(self, sequence: Sequence, full: int) -> None:
@@ -289,6 +298,10 @@ class Scheduler:
         What was ended meanwhile is passed over.
         """
         advanced: list[Sequence] = []
+        if self.tiers is not None:
+            for sequence, first, end in self._computed:
+                self.tiers.offload(sequence, first, end)
+            self._computed = []
         for sequence, count in plan.work:
             if sequence.state is not State.RUNNING:
                 continue

@@ -17,8 +17,9 @@ from kvist_sim.engine import openai
 from kvist_sim.engine.args import Settings
 from kvist_sim.engine.loop import Engine
 from kvist_sim.engine.metrics import Metrics
+from kvist_sim.engine.offload import allowed_media
 from kvist_sim.engine.openai import ApiError
-from kvist_sim.engine.scheduler import Sequence
+from kvist_sim.engine.sequence import Sequence
 from kvist_sim.engine.sinks import (
     Answer,
     Stream,
@@ -303,6 +304,7 @@ class Server:
             session=request.headers.get(names.SESSION_HEADER) or body.session,
             report_hits=body.reports_hits,
             eos=self._prompts.end,
+            load_tiers=allowed_media(body.kv_transfer_params),
         )
 
     async def _whole(

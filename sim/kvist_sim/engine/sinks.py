@@ -15,7 +15,7 @@ from aiohttp import web
 
 from kvist_epp import names
 from kvist_sim.engine.openai import DONE, ApiError, Chunks
-from kvist_sim.engine.scheduler import Sequence
+from kvist_sim.engine.sequence import Sequence
 from kvist_sim.engine.tokenizer import TextStream
 
 

@@ -38,7 +38,8 @@ from kvist_epp.replicas.load_server import FollowerCall, LoadServer
 from kvist_epp.replicas.remote_load import RemoteLoad
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.request_log import RequestLine, RequestLog
-from kvist_sim.virtual.ours import IndexFeed, Kvist
+from kvist_sim.virtual.index_feed import IndexFeed
+from kvist_sim.virtual.ours import Kvist
 from kvist_sim.virtual.policy import Context
 
 INPUTS: Final[dict[type, tuple[str, ...]]] = {

@@ -8,58 +8,18 @@ budget, so at most one is half done, and it was admitted last.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.engines.vllm.tier_metrics import NO_TIERS
-from kvist_sim.engine.timing import KV_CACHE_TOKENS, Timing
-from kvist_sim.virtual.jobs import BLOCK, Job
+from kvist_epp.engines.vllm.transfer_metrics import TransferCounters
+from kvist_sim.engine.tiers import EngineTiers
+from kvist_sim.virtual.hardware import Hardware, Totals
+from kvist_sim.virtual.jobs import REMOTE, Call, Job, Transfer
 from kvist_sim.virtual.noting_pool import Note, NotingPool
-from kvist_sim.virtual.tiers import EngineTiers
 
 LEAST_STEP: Final = 1e-4
 """Seconds of a step that only waits for a load."""
-H100: Final = Timing()
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """Kind of engine: the vLLM flags of ``kvist_sim.engine.args`` that matter in virtual time."""
-
-    timing: Timing = H100
-    blocks: int = KV_CACHE_TOKENS // BLOCK
-    block_size: int = BLOCK
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8_192
-
-    def scaled(self, speed: float, memory: float) -> "Hardware":
-        """Return a GPU that is ``speed`` times as fast, with ``memory`` times the cache."""
-        return Hardware(
-            self.timing.scaled(speed),
-            round(self.blocks * memory),
-            self.block_size,
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-        )
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start, as ``/metrics`` has them."""
-
-    queries: int = 0
-    hits: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    computed_tokens: int = 0
-    generated: int = 0
-    prefills: int = 0
-    prefill_seconds: float = 0.0
-    prefill_tokens: int = 0
-    decode_seconds: float = 0.0
-    token_times: int = 0
-    token_seconds: float = 0.0
 
 
 class VirtualEngine:
@@ -68,7 +28,7 @@ class VirtualEngine:
     ``plan`` begins a step, ``complete`` ends it; between the two only ``add`` may be called.
     """
 
-    def __init__(self, hardware: Hardware, pool: NotingPool, tiers: EngineTiers | None = None) -> None:
+    def __init__(self, hardware: Hardware, pool: NotingPool, tiers: EngineTiers[int] | None = None) -> None:
         if hardware.max_num_seqs >= hardware.max_num_batched_tokens:
             raise ValueError("max_num_seqs must be below max_num_batched_tokens")
         self.hardware = hardware
@@ -84,6 +44,8 @@ class VirtualEngine:
         """Blocks of prompts that this step computes: (job, first, end)."""
         self._partial: Job | None = None
         """Job whose prompt is half computed; the last of ``running``."""
+        self._kept: dict[Call, list[int]] = {}
+        """Blocks of prompts that another engine has not received yet."""
         self._fresh: list[Job] = []
         """Jobs whose prompt will be computed when the present step ends."""
         self._step = 0
@@ -144,7 +106,7 @@ class VirtualEngine:
         for job in first:
             job.call.first_token = now
             self.totals.prompt_tokens += job.prompt
-            self.totals.computed_tokens += job.prompt - job.call.cached
+            self.totals.computed_tokens += _computed(job)
         for job in finished:
             self._finish(job, now)
         return first, finished
@@ -152,6 +114,11 @@ class VirtualEngine:
     def abandon(self) -> list[Job]:
         """Stop the engine and return the jobs it had."""
         return [*self.running, *self._loading, *self.waiting]
+
+    def release(self, call: Call) -> None:
+        """Drop the blocks of a prompt that another engine has received."""
+        self.pool.take([])  # one more change
+        self.pool.release(reversed(self._kept.pop(call, [])))
 
     def take_notes(self) -> list[Note]:
         """Return the events since the last call: loads into memory, then the GPU's, then what is copied from
@@ -182,6 +149,7 @@ class VirtualEngine:
             decode_seconds=totals.decode_seconds,
             token_times=totals.token_times,
             token_seconds=totals.token_seconds,
+            transfers=TransferCounters(totals.transfer_seconds, 0.0, float(totals.received_tokens)),
             tiers=NO_TIERS if self.tiers is None else self.tiers.counters(totals.hits),
         )
 
@@ -271,9 +239,12 @@ class VirtualEngine:
         if job.since >= 0:
             del self._phases[self._phase(job)][job]
         del self.running[job]
-        self.pool.release(reversed(job.held))
-        job.held = []
         call = job.call
+        if call.leg:
+            self._kept[call] = job.held
+        else:
+            self.pool.release(reversed(job.held))
+        job.held = []
         call.last_token = now
         self._account(job, call.first_token or now, now)
 
@@ -281,7 +252,7 @@ class VirtualEngine:
         totals, more = self.totals, job.total - job.prompt - 1
         totals.prefills += 1
         totals.prefill_seconds += first - (job.scheduled or 0.0)
-        totals.prefill_tokens += job.prompt - job.call.cached
+        totals.prefill_tokens += _computed(job)
         totals.decode_seconds += now - first
         totals.token_times += 1
         totals.token_seconds += (now - first) / more if more > 0 else 0.0
@@ -300,7 +271,7 @@ class VirtualEngine:
     def _admit(self, budget: int, now: float) -> int:
         """Takes up who waits while budget and blocks last; the budget left."""
         while self.waiting and budget > 0 and len(self.running) < self.hardware.max_num_seqs:
-            if self.tiers is not None and self._load(self.waiting[0], now):
+            if self._load(self.waiting[0], now):
                 self.waiting.popleft()
                 continue
             count = self._start(self.waiting[0], budget, now)
@@ -326,7 +297,9 @@ class VirtualEngine:
         job.order = self._admitted
         self.running[job] = None
         if job.scheduled is None:
-            job.scheduled, job.call.cached = now, job.computed
+            job.scheduled = now
+            if job.transfer is None:  # else the first leg knows
+                job.call.cached = job.computed
             self.totals.queries += job.length
             self.totals.hits += job.computed - sum(job.call.loaded.values())
         count = min(job.length - job.computed, budget)
@@ -335,25 +308,47 @@ class VirtualEngine:
 
     def _load(self, job: Job, now: float) -> bool:
         """Begin to load blocks that follow those on the GPU; return whether there are any."""
-        assert self.tiers is not None
         pool, size = self.pool, self.hardware.block_size
-        if job.ready_at >= 0:
+        if job.ready_at >= 0 or (self.tiers is None and job.transfer is None):
             return False
         hit = pool.hit(job.hashes, job.length)
+        if job.transfer is not None:
+            return self._receive(job, hit, job.transfer, now)
+        assert self.tiers is not None
         most = (job.length - 1) // size
         found = self.tiers.find(job.hashes[len(hit) : most], job.call.load_tiers)
         if not found or len(found) + pool.evictable(hit) > pool.free_blocks:
             return False
-        self.tiers.host.touch(job.hashes[: len(hit)])
         pool.take(hit)
         job.on_gpu, job.held = len(hit), hit + pool.allocate(len(found))
         job.ready_at = self.tiers.load(job, len(hit), found, now)
         for store in found:
             medium = store.kind.medium
             job.call.loaded[medium] = job.call.loaded.get(medium, 0) + size
+        self._wait_for_blocks(job)
+        return True
+
+    def _receive(self, job: Job, hit: list[int], transfer: Transfer, now: float) -> bool:
+        """Begin to receive blocks that follow those on the GPU; return whether there are any, and room."""
+        size = self.hardware.block_size
+        count = (job.prompt - 1) // size - len(hit)
+        if count <= 0:
+            job.ready_at = transfer.begin(0, now)
+            return False
+        if count + self.pool.evictable(hit) > self.pool.free_blocks:
+            return False
+        self.pool.take(hit)
+        job.on_gpu, job.held = len(hit), hit + self.pool.allocate(count)
+        job.ready_at = transfer.begin(count * size, now)
+        job.call.loaded[REMOTE] = count * size
+        self.totals.received_tokens += count * size
+        self.totals.transfer_seconds += transfer.seconds
+        self._wait_for_blocks(job)
+        return True
+
+    def _wait_for_blocks(self, job: Job) -> None:
         at = next((n for n, each in enumerate(self._loading) if each.ready_at > job.ready_at), None)
         self._loading.insert(len(self._loading) if at is None else at, job)
-        return True
 
     def _take_loaded(self, now: float) -> None:
         """Cache the blocks that have arrived; their jobs are the next that are admitted."""
@@ -397,3 +392,8 @@ class VirtualEngine:
 
 def _order(job: Job) -> int:
     return job.order
+
+
+def _computed(job: Job) -> int:
+    """Return the prompt tokens that its engine had to compute."""
+    return job.prompt - job.call.cached if job.transfer is None else 1

@@ -1,9 +1,12 @@
 """Engines of a run, and their changes over time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvist_sim.virtual.engine import Hardware
-from kvist_sim.virtual.tiers import TierKind
+from kvist_sim.engine.tiers import TierKind
+from kvist_sim.virtual.engine import VirtualEngine
+from kvist_sim.virtual.hardware import Hardware
+from kvist_sim.virtual.jobs import Call, Job
+from kvist_sim.virtual.policy import Pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,24 @@ class Fleet:
     """True for the ideal pool: all engines have one cache together."""
     tiers: tuple[TierKind, ...] = ()
     """Slower places of each engine, memory first; of medium ``SHARED`` there is one for all."""
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """A pod's engine, and what is on it."""
+
+    pod: Pod
+    engine: VirtualEngine
+    position: int
+    jobs: dict[Call, Job] = field(default_factory=dict)
+    open: bool = True
+    """Gets requests."""
+    gone: bool = False
+    busy: bool = False
+    expected: int = 0
+    """Requests whose prompts are being computed elsewhere, and that it will answer."""
+
+    @property
+    def idle(self) -> bool:
+        """The pod has nothing to do, now or soon."""
+        return self.engine.idle and not self.expected

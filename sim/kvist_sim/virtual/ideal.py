@@ -12,12 +12,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from kvist_sim.engine.tiers import TierKind
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.jobs import Call
 from kvist_sim.virtual.judge import judge
 from kvist_sim.virtual.noting_pool import NotingPool
 from kvist_sim.virtual.policy import Context, Pod, Quiet, Request, Spec
-from kvist_sim.virtual.tiers import TierKind
 from kvist_sim.virtual.traffic import Shape
 from kvist_sim.virtual.world import World
 
@@ -32,9 +32,10 @@ MOST_RATE: Final = 100_000.0
 _SOURCES: Final = (
     "engine.py",
     "fleet.py",
+    "hardware.py",
     "ideal.py",
     "jobs.py",
-    "tiers.py",
+    "../engine/tiers.py",
     "traffic.py",
     "world.py",
 )

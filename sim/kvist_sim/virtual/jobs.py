@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kvist_sim.virtual.policy import BYTES_PER_TOKEN
 
@@ -13,6 +13,8 @@ BLOCK: Final = 64
 no decision by more than 48 tokens."""
 BLOCK_BYTES: Final = BLOCK * BYTES_PER_TOKEN
 HASH_BITS: Final = 64
+REMOTE: Final = "remote"
+"""Key of ``Call.loaded`` for tokens that came from another engine."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +78,8 @@ class Call:
     """Number of prompt tokens."""
     output: int = field(init=False)
     """Number of tokens of the answer."""
+    leg: str = ""
+    """Ends the session id of a leg that computes the prompt of another call; empty: a whole request."""
 
     def __post_init__(self) -> None:
         self.tokens = self.prompt.tokens
@@ -94,6 +98,16 @@ class Call:
     def forget(self) -> None:
         """Drop the prompt, which is not needed any more."""
         self.prompt = self.whole = NOTHING
+
+
+class Transfer(Protocol):
+    """The blocks of a prompt on another engine (``legs.Transfer``)."""
+
+    seconds: float
+    """Time that the transfer took, as far as it has begun."""
+
+    def begin(self, tokens: int, now: float) -> float:
+        """Return when so many tokens are there; 0: none are needed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,12 +139,14 @@ class Job:
     """Number of its first blocks that were on the GPU before others were loaded."""
     ready_at: float = -1.0
     """Time at which its blocks are loaded; -1: none were."""
+    transfer: Transfer | None = None
+    """Where the blocks of its prompt come from; None: it is computed."""
 
     @classmethod
     def of(cls, call: Call) -> "Job":
         """Create the job of a call that arrives at an engine."""
         whole = call.whole
-        return cls(call, call.tokens, whole.tokens, whole.blocks, call.tokens)
+        return cls(call, call.tokens, call.tokens + call.output, whole.blocks, call.tokens)
 
 
 def block_text(call: Call, first: int, end: int) -> list[bytes]:

@@ -15,19 +15,37 @@ import msgspec
 import kvist_epp
 import kvist_sim
 from kvist_sim.virtual.report import OURS
-from kvist_sim.virtual.runner import Cell, Job, Result
+from kvist_sim.virtual.runner import NO_TIERS, Cell, Job, Result
 
 SIM: Final = Path(kvist_sim.__file__).parent
 EPP: Final = Path(kvist_epp.__file__).parent
 WORLD: Final = (
     *("virtual/clock.py", "virtual/engine.py", "virtual/fleet.py", "virtual/ideal.py", "virtual/jobs.py"),
-    *("virtual/judge.py", "virtual/overlaps.py", "virtual/policy.py"),
-    *("virtual/traffic.py", "virtual/world.py", "engine/blocks.py", "engine/timing.py"),
+    *("virtual/judge.py", "virtual/noting_pool.py", "virtual/overlaps.py", "virtual/policy.py"),
+    *(
+        "engine/tiers.py",
+        "virtual/hardware.py",
+        "virtual/legs.py",
+        "virtual/loads.py",
+        "virtual/traffic.py",
+        "virtual/world.py",
+        "engine/blocks.py",
+        "engine/timing.py",
+    ),
     *("virtual/workloads", "virtual/policies"),
 )
 """What every run goes through, below ``SIM``."""
 PICKER: Final = (
-    *("index", "load", "endpoints", "scheduling", "flowcontrol", "director", "prefix_stats"),
+    *(
+        "index",
+        "load",
+        "endpoints",
+        "scheduling",
+        "flowcontrol",
+        "director",
+        "prefix_stats",
+        "disaggregation",
+    ),
     *("engines", "replicas"),
 )
 """What ours also does, below ``EPP``."""
@@ -76,7 +94,7 @@ class Kept:
 def code(policy: str) -> str:
     """Hash of the files that decide a run of this policy."""
     digest = sha256()
-    for path in _files(ours=policy == OURS):
+    for path in _files(ours=policy == NO_TIERS or policy.split("-", maxsplit=1)[0] == OURS):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from kvist_sim.engine.blocks import Blocks
+from kvist_sim.engine.tiers import TierNote
 from kvist_sim.virtual.jobs import Job
-from kvist_sim.virtual.tiers import LoadNote, TierNote
+from kvist_sim.virtual.loads import LoadNote
 
 Note: TypeAlias = int | tuple[Job, int, int] | TierNote | LoadNote
 """The hash of a block that was evicted; (job, first, end): its blocks ``first`` up to ``end`` were cached; or

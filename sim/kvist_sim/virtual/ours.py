@@ -7,24 +7,27 @@ blocks (text decodes and encodes without a loss).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from kvist_epp.director.assembly import make_director
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.director.request_context import PromptMatch, RequestContext
+from kvist_epp.disaggregation.leg_bodies import Prefilled
+from kvist_epp.disaggregation.legs import OFF, ON, PrefillLeg, SecondLeg
+from kvist_epp.disaggregation.prefill_outcome import PrefillFailure
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, PickResult
+from kvist_epp.extproc.pick_request import Decision, Effect, PickResult
 from kvist_epp.flowcontrol.driver import SLICE_SECONDS
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 from kvist_epp.http2.call import UNKNOWN_PEER
-from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import Attempt, RequestListener
-from kvist_epp.names import LABEL_MAX_NUM_SEQS, REQUEST_ID_HEADER, SESSION_HEADER
+from kvist_epp.names import LABEL_MAX_NUM_SEQS, LABEL_ROLES, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.replicas.load_server import FollowerCall, LoadServer
 from kvist_epp.replicas.messages import Handshake, decode_update, encode_ack
@@ -35,79 +38,24 @@ from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.counters import ReplicationStats, Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
-from kvist_sim.virtual.jobs import BLOCK, Call, block_text
-from kvist_sim.virtual.policy import Context, Pod, Request, Spec
-from kvist_sim.virtual.tiers import DISK, HOST, SHARED, LoadNote, TierNote
+from kvist_sim.virtual.index_feed import ROOT, VOLUME, IndexFeed, publisher_of
+from kvist_sim.virtual.jobs import Call
+from kvist_sim.virtual.loads import limit_loads
+from kvist_sim.virtual.policy import RATIOS, Context, Pod, Request, Spec
 
-VOLUME: Final = "volume"  # the storage that all engines share, if they share one
-ROOT: Final[Root] = (None, None)
 SETTINGS: Final = Settings(max_endpoints=1, queue_bytes=1 << 40)
 """The product's defaults; time counts here, not memory, and nothing fails over."""
 TICK_SECONDS: Final = 0.25
 """``kvist_epp.app.app.TICK_SECONDS``; that module starts sockets."""
+PATH: Final = "/v1/chat/completions"
+BODY: Final = b'{"messages":[]}'
+"""Of all requests: prompts are matched by their text, and answers are as long as the workload says. The
+director can change it, such as to say from where the engine may load blocks."""
+PREFILLED: Final = Prefilled(b"{}")
+"""What the first leg of a request leaves."""
+LEASE_SECONDS: Final = 30.0
+"""``kv_lease_duration`` of vLLM's NixlConnector."""
 KEPT_HEADERS: Final = (REQUEST_ID_HEADER, SESSION_HEADER)
-
-
-class IndexFeed:
-    """The byte index of all replicas: they get the same events at the same time."""
-
-    def __init__(self) -> None:
-        self.index = Index()
-        self.numbers: dict[Pod, int] = {}
-        self.routers: list[Kvist] = []
-        self.storages: dict[str, int] = {}
-        """Number in the index of the volume that engines share, once it has blocks."""
-
-    def joined(self, pod: Pod) -> None:
-        """Add a publisher with an empty cache."""
-        self.numbers[pod] = self.index.publisher(_publisher(pod))
-
-    def left(self, pod: Pod) -> None:
-        """Remove it with its blocks."""
-        self.index.leave(self.numbers.pop(pod))
-        while self.index.sweep(10_000):
-            pass
-
-    def told(self, pod: Pod, notes: list[Any], now: float) -> None:
-        """Take in events: removals in one call, as the picker joins them; stored blocks with their text."""
-        number, removed = self.numbers[pod], list[int]()
-        for note in notes:
-            if isinstance(note, int):
-                removed.append(note)
-                continue
-            if removed:
-                self.index.removed(number, removed)
-                removed = []
-            if isinstance(note, TierNote):
-                self._slower(number, note)
-                continue
-            job, first, end = note
-            self._stored(pod, job, first, end, now, loaded=isinstance(note, LoadNote))
-        if removed:
-            self.index.removed(number, removed)
-
-    def _slower(self, number: int, note: TierNote) -> None:
-        """Take in an event of a slower place; the GPU has announced the block (``kvevents.tier_blocks``)."""
-        if not note.stored:
-            self.index.removed(number, note.names, medium=note.medium)
-            return
-        if (medium := note.medium) == SHARED:
-            number = self.storages.setdefault(VOLUME, self.index.publisher(VOLUME))
-        for name in note.names:
-            if not self.index.held(number, (name,), medium, counted=medium == HOST):
-                self.index.held_as_others(number, name, medium)
-
-    def _stored(self, pod: Pod, job: Any, first: int, end: int, now: float, *, loaded: bool) -> None:
-        call: Call = job.call
-        names, texts = job.hashes[first:end], block_text(call, first, end)
-        parent = job.hashes[first - 1] if first else None
-        self.index.stored(self.numbers[pod], ROOT, parent, names, texts, block_size=BLOCK)
-        if loaded:
-            return  # nothing was computed
-        prompt = first * BLOCK < call.tokens
-        tokens = min(end * BLOCK, call.tokens) - first * BLOCK if prompt else (end - first) * BLOCK
-        for router in self.routers:
-            router.observed(pod, call, tokens, end * BLOCK, now, prompt=prompt)
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +93,7 @@ class Kvist(RequestListener):
         log: RequestLog | None = None,
         replica: str = "",
         scrape_interval: float = 0.0,
+        disaggregation: bool = False,
     ) -> None:
         """``settings``: by default the product's, with what the context says. ``log`` gets the request log.
 
@@ -159,6 +108,7 @@ class Kvist(RequestListener):
             prefill_tokens_per_second=context.prefill_rate,
             tpot_target=context.tpot_seconds,
             max_num_seqs=context.max_num_seqs,
+            disaggregation=ON if disaggregation else OFF,
         )
         self.director = make_director(
             self.settings,
@@ -179,6 +129,10 @@ class Kvist(RequestListener):
         """By ``ip:port``."""
         self.endpoints: dict[Pod, Endpoint] = {}
         self._queued: dict[QueuedRequest, Request] = {}
+        self._legs: dict[Request, PrefillLeg] = {}
+        """Requests whose prompts are being computed for another engine."""
+        splitter = self.director.splitter
+        self._second = None if splitter is None else SecondLeg(self.director, splitter, LEASE_SECONDS)
         self._due = False
         self._due_later = inf
         self._ticking = False
@@ -206,7 +160,7 @@ class Kvist(RequestListener):
             self._ticking = True
             self._tick(None)
             self._connect()
-        labels = {LABEL_MAX_NUM_SEQS: str(self.context.max_num_seqs)}
+        labels = {LABEL_MAX_NUM_SEQS: str(self.context.max_num_seqs), LABEL_ROLES[0]: pod.role}
         port = 1024 + pod.number
         endpoint = Endpoint(
             pod.name, "virtual", "10.0.0.1", port, labels, kv_events="tcp://10.0.0.1:1", uid=pod.name
@@ -219,6 +173,10 @@ class Kvist(RequestListener):
         lookup.storages = self._feed.storages
         member = Member((self._feed.numbers[pod],), block_size=pod.block_size, storage=VOLUME)
         lookup.join(endpoint.key, member)
+        if (splitter := self.director.splitter) is not None:
+            for other in self.endpoints.values():  # the product connects new pairs before requests need them
+                splitter.pairs.warm.add(endpoint.key, other.key)
+                splitter.pairs.warm.add(other.key, endpoint.key)
 
     def left(self, pod: Pod, now: float) -> None:  # noqa: ARG002
         endpoint = self.endpoints.pop(pod)
@@ -235,17 +193,31 @@ class Kvist(RequestListener):
         if isinstance(answer, QueuedRequest):
             self._queued[answer] = request
             return None
-        pod = self._pods[answer.endpoints[0]]
-        skipped = self.registry.states[self.endpoints[pod].key].load.skipped_media
-        if skipped and isinstance(request, Call):  # as ``RequestContext.body_for`` says it in the body
-            request.load_tiers = frozenset((HOST, DISK, SHARED)) - skipped
-        return pods.index(pod)
+        if isinstance(answer, PrefillLeg):
+            self._split(request, answer)
+            return None
+        assert isinstance(answer, PickResult), "there is no other effect"
+        limit_loads(request, answer.body)
+        return pods.index(self._pods[answer.endpoints[0]])
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
         """Implement ``Policy``: the director knows."""
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
         """Implement ``Policy``: responses do not pass through the picker."""
+
+    def prefilled(self, request: Request, pod: Pod, now: float, *, lost: bool) -> Pod | None:  # noqa: ARG002
+        """Do as ``LegDriver``: the first engine has answered, or its connection broke."""
+        assert self._second is not None, "it has split a request"
+        outcome = PrefillFailure.UNREACHABLE if lost else PREFILLED
+        answer = self._second.on_prefilled(self._legs.pop(request), outcome, now, now)
+        return self._pods[answer.endpoints[0]] if isinstance(answer, PickResult) else None
+
+    def _split(self, request: Request, leg: PrefillLeg) -> None:
+        """Do as ``LegDriver``: the first engine is asked."""
+        self._legs[request] = leg
+        first, second = leg.split.prefill.endpoint, leg.split.decode.endpoint
+        self.context.split(request, self._pods[first.hostport], self._pods[second.hostport])
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
         """Implement ``Policy``: the access log will report it."""
@@ -264,7 +236,7 @@ class Kvist(RequestListener):
         prompts, session = [request.text], self.session(request)
         found = self.director.lookup.look(ROOT, prompts)
         match = PromptMatch("chat", None, session, prompts, ROOT, found, "precise")
-        line = RequestLine(id=session, session=session, path="", kind=match.kind, outcome="picked")
+        line = RequestLine(id=session, session=session, path=PATH, kind=match.kind, outcome="picked")
         return RequestContext(
             session,
             self.tenant(request),
@@ -275,6 +247,7 @@ class Kvist(RequestListener):
             may_wait=True,
             size=len(request.text),
             match=match,
+            body=BODY,
         )
 
     def _on_access_log(self, entry: AccessLogEntry) -> None:
@@ -310,9 +283,12 @@ class Kvist(RequestListener):
             self._due_later = inf
             self._wake()
 
-    def _answer(self, request: Request, decision: Decision | Exception) -> None:
+    def _answer(self, request: Request, decision: Decision | Effect | Exception) -> None:
         if isinstance(decision, PickResult):
+            limit_loads(request, decision.body)
             self.context.send(request, self._pods[decision.endpoints[0]])
+        elif isinstance(decision, PrefillLeg):
+            self._split(request, decision)
         elif isinstance(decision, Exception):
             self.context.refuse(request)
 
@@ -329,7 +305,7 @@ class Kvist(RequestListener):
         if endpoint is not None:
             phase = "prefill" if prompt else "decode"
             session = self.session(call)
-            seen = Observation(_publisher(pod), endpoint.key, session, tokens, None, phase, depth)  # type: ignore[arg-type]
+            seen = Observation(publisher_of(pod), endpoint.key, session, tokens, None, phase, depth)  # type: ignore[arg-type]
             self.director.progress.on_observation(seen, now)
 
     def scraped(self, pod: Pod, now: float) -> None:
@@ -384,10 +360,6 @@ class Kvist(RequestListener):
         self._exchange_in(max(self.context.gossip_seconds, SLICE_SECONDS))
 
 
-def _publisher(pod: Pod) -> str:
-    return f"{pod.name}/0"
-
-
 KVIST: Final = Spec(
     "kvist",
     "this project: the product's own director (docs/policy.md)",
@@ -396,3 +368,17 @@ KVIST: Final = Spec(
     feed=IndexFeed,
     scrape_seconds=SETTINGS.scrape_interval,
 )
+
+FLUID: Final = Spec(
+    "kvist-fluid",
+    "this project: any engine may compute prompts for others (role both)",
+    partial(Kvist, disaggregation=True),
+    events=True,
+    feed=IndexFeed,
+    scrape_seconds=SETTINGS.scrape_interval,
+)
+FIXED: Final = tuple(
+    replace(FLUID, name=f"kvist-pd-{ratio}", summary=f"this project: roles {ratio}", prefill_share=share)
+    for ratio, share in RATIOS.items()
+)
+"""The same with fixed roles, prefill to decode."""

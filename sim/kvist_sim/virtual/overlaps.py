@@ -7,8 +7,8 @@ cached twice stays until both copies are gone.
 from collections.abc import Sequence
 from typing import Any
 
+from kvist_sim.engine.tiers import DISK, HOST, SHARED, TierNote
 from kvist_sim.virtual.policy import Pod
-from kvist_sim.virtual.tiers import DISK, HOST, SHARED, TierNote
 
 MEDIA = (HOST, DISK, SHARED)
 """Slower places, the fastest first."""
@@ -111,3 +111,15 @@ class BlockOverlaps:
                 self._holders[name] = left
             else:
                 self._holders.pop(name, None)
+
+
+class NoOverlaps:
+    """No events are followed."""
+
+    def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:  # noqa: ARG002
+        """Refuse. Raises LookupError."""
+        raise LookupError("this policy's Spec.events is False")
+
+    def lower(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[dict[str, int]]:  # noqa: ARG002
+        """Refuse. Raises LookupError."""
+        raise LookupError("this policy's Spec.events is False")

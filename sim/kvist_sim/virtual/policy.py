@@ -8,10 +8,10 @@ A run makes one policy per replica of the router. Each request goes through one 
 ``routed``, ``first_token`` and ``finished`` of it. Fleet, scrapes and events reach all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 
@@ -42,6 +42,8 @@ class Pod:
     """Tokens a block."""
     sample: Sample = field(default_factory=Sample)
     """The last scrape; kept by the world, at the policy's ``Spec.scrape_seconds``."""
+    role: str = "both"
+    """What it is deployed for: ``prefill``, ``decode`` or ``both``."""
     page: EngineSample = field(default_factory=EngineSample)
     """All of the same ``/metrics`` page: counters and sums."""
 
@@ -122,6 +124,8 @@ class Context:
     """A held request goes to this pod; ``routed`` follows at once."""
     refuse: Callable[[Any], None] = lambda _request: None
     """A held request gets no answer."""
+    split: Callable[[Any, Pod, Pod], None] = lambda _request, _first, _second: None
+    """The first pod computes the prompt of a request, the second one answers; ``choose`` returns None."""
     replica: int = 0
     peers: "list[Policy]" = field(default_factory=list)
     """All replicas, this one included, in their order; complete before the first request."""
@@ -152,6 +156,10 @@ class Policy(Protocol):
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
         """The response of a request began."""
 
+    def prefilled(self, request: Request, pod: Pod, now: float, *, lost: bool) -> Pod | None:
+        """The first pod of a split request has computed its prompt, or was ``lost`` before. Return the pod
+        that is to answer, if it is not the planned one."""
+
     def finished(self, request: Request, pod: Pod, now: float) -> None:
         """The response ended, or broke off because the pod was lost; once for each ``routed``."""
 
@@ -173,6 +181,9 @@ class Quiet:
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
         """Note a request's first token."""
+
+    def prefilled(self, request: Request, pod: Pod, now: float, *, lost: bool) -> Pod | None:
+        """Note that the prompt of a split request is computed; the planned pod answers."""
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
         """Note that a request has ended."""
@@ -202,6 +213,20 @@ class Spec:
     """Makes what takes up the events; None: a precise indexer of block hashes, which is ``Overlaps``."""
     scrape_seconds: float | None = None
     """How often it scrapes engines; None: it does not."""
+    prefill_share: float | None = None
+    """Share of the engines that are deployed for prefill alone, the others for decode; None: all for both."""
+
+    def role(self, position: int, engines: int) -> str:
+        """Return the role of the engine at this position."""
+        if self.prefill_share is None:
+            return "both"
+        helpers = max(1, min(engines - 1, round(self.prefill_share * engines)))
+        return "prefill" if position < helpers else "decode"
+
+
+RATIOS: Final[Mapping[str, float]] = {"1:7": 1 / 8, "1:3": 1 / 4, "1:1": 1 / 2, "3:1": 3 / 4, "7:1": 7 / 8}
+"""Shares of the engines that only compute prompts, by the ratio of prefill to decode; always at least one
+engine of either role."""
 
 
 BYTES_PER_TOKEN = 4

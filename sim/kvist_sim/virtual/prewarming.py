@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Place
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
+from kvist_sim.virtual.index_feed import IndexFeed
 from kvist_sim.virtual.jobs import Call, Passage
-from kvist_sim.virtual.ours import KVIST, IndexFeed, Kvist
+from kvist_sim.virtual.ours import KVIST, Kvist
 from kvist_sim.virtual.policy import Context, Pod, Request, Spec
 from kvist_sim.virtual.world import World
 

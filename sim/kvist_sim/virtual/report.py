@@ -98,6 +98,21 @@ def contenders(results: Sequence[Result]) -> set[tuple[str, float, str]]:
     return found
 
 
+def best_ratios(results: Sequence[Result]) -> set[tuple[str, float, str]]:
+    """Return (workload, load, policy) of those that go on where roles are fixed: of the ratios of one rule
+    (``llm-d-pd-1:3``) that with the best goodput so far, and every policy without a ratio."""
+    found = set()
+    for (case, load), policies in _grouped(results).items():
+        best: dict[str, tuple[float, str]] = {}
+        for name, runs in policies.items():
+            rule = name.rsplit("-", 1)[0] if ":" in name else name
+            best[rule] = max(
+                best.get(rule, (-1.0, "")), (fmean(r.verdict.goodput for r in runs.values()), name)
+            )
+        found |= {(case, load, name) for _, name in best.values()}
+    return found
+
+
 def _judgement(
     case: str, load: float, ours: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]]
 ) -> Judgement:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -11,16 +11,22 @@ import msgspec
 
 from kvist_sim.virtual.ideal import Remembered, ideal_world
 from kvist_sim.virtual.judge import Verdict, judge
-from kvist_sim.virtual.ours import KVIST
-from kvist_sim.virtual.policies import POLICIES
+from kvist_sim.virtual.ours import FIXED, FLUID, KVIST
+from kvist_sim.virtual.policies import DISAGGREGATED, POLICIES
 from kvist_sim.virtual.policy import Spec
-from kvist_sim.virtual.workloads.cases import CASES, Case, even
+from kvist_sim.virtual.workloads.cases import CASES, DISAGGREGATION_CASES, Case, even
 from kvist_sim.virtual.workloads.mooncake import trace
 from kvist_sim.virtual.world import USUAL, Setting, World
 
-SPECS: Final[Mapping[str, Spec]] = {spec.name: spec for spec in (KVIST, *POLICIES)}
+SPECS: Final[Mapping[str, Spec]] = {
+    spec.name: spec for spec in (KVIST, *POLICIES, FLUID, *FIXED, *DISAGGREGATED)
+}
+DISAGGREGATING: Final = (FLUID, *FIXED, *DISAGGREGATED)
+"""Policies with which two engines may share a request."""
 IDEAL: Final = "ideal"
 """Not a policy: the bound that no policy can reach."""
+NO_TIERS: Final = "no-tiers"
+"""Our policy on engines that have no slower places for blocks, where the others have some."""
 PICTURE_POINTS: Final = 120
 """Moments of a run at which pods' loads are kept."""
 
@@ -65,6 +71,10 @@ class Job:
             return Case(shape.name, lambda _engines: shape, even)
         return case_named(name)
 
+    def has_tiers(self, name: str) -> bool:
+        """Return whether the engines of a row have slower places for blocks."""
+        return bool(self.case(name).fleet(self.engines).tiers)
+
     def capacity(self, name: str) -> float:
         """Requests per second of the ideal pool."""
         case = self.case(name)
@@ -82,10 +92,11 @@ class Job:
         shape, fleet = case.shape(self.engines), case.fleet(self.engines)
         if cell.policy == IDEAL:
             return ideal_world(shape, fleet, rate=rate, requests=self.requests, seed=cell.seed)
+        bare = cell.policy == NO_TIERS
         return World(
             shape,
-            fleet,
-            SPECS[cell.policy],
+            replace(fleet, tiers=()) if bare else fleet,
+            KVIST if bare else SPECS[cell.policy],
             rate=rate,
             requests=self.requests,
             seed=cell.seed,
@@ -95,7 +106,7 @@ class Job:
 
 def case_named(name: str) -> Case:
     """One of the table's rows."""
-    return next(case for case in CASES if case.name == name)
+    return next(case for case in (*CASES, *DISAGGREGATION_CASES) if case.name == name)
 
 
 def cells(

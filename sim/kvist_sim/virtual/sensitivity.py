@@ -22,7 +22,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.scheduling import cost
+from kvist_epp.scheduling import cost, leg_costs
+from kvist_sim.virtual.disaggregation_page import disaggregation_section
 from kvist_sim.virtual.runner import Cell, Job, case_named
 
 ROOT: Final = Path(__file__).parents[3]
@@ -233,7 +234,8 @@ def page(runs: Runs) -> str:
         baseline=f"{mean(runs.baseline.values()):.1f}" if runs.baseline else "not measured",
     )
     lines = text.split("\n")
-    return "\n".join(one if len(one) <= WIDTH or one[0] == "|" else fill(one, WIDTH) for one in lines)
+    wrapped = "\n".join(one if len(one) <= WIDTH or one[0] == "|" else fill(one, WIDTH) for one in lines)
+    return wrapped + disaggregation_section(docstrings(inspect.getsource(leg_costs), "DisaggregationPolicy"))
 
 
 def _first(text: str) -> str:
@@ -278,9 +280,11 @@ cost = {formula}
 
 - `work` is the seconds of prefill that this request answers for x tightness x price.
 - `load` is the time to load what only a slower tier holds there: its tokens divided by the tokens/s that the
-  engine's metrics show (`vllm:kv_offload_*`), or `Policy.load_rates` until they do. It has no price, since
-  running sequences do not wait for it. Where loading was slower than computing in the last minute, the
-  engine is kept from loading (`--skip-slow-tiers`), and the tokens count as not cached.
+  engine's metrics show (`vllm:kv_offload_*`), or `Policy.load_rates` until they do, after the loads that
+  were sent there before, since a tier reads for one request after the other. It has no price, since running
+  sequences do not wait for it. Where loading was slower than computing in the last minute, or would be done
+  later because of the loads before it, the engine is kept from loading (`--skip-slow-tiers`), and the tokens
+  count as not cached.
 - The **price** of a second of work is 1, the request's own time, and more the more sequences run in the
   pool and the larger the share of its endpoints whose KV cache is full: each sequence waits while a prompt
   is computed.
@@ -293,7 +297,7 @@ cost = {formula}
 - An endpoint that is full comes after all that are not. When all are, or the best one defers prefill (TPOT
   target), the request waits (see the [guide](guides/flow-control.md)).
 
-Decision records 0003, 0011 to 0018 and 0021 have its history; this page has the policy in force.
+Decision records 0003, 0011 to 0018, 0021, 0038 and 0046 have its history; this page has the policy in force.
 
 To add a term, write a function `NAME_term` in `cost.py`, add it to `TERMS`, and add a test `test_NAME_…` to \
 `tests/epp/scheduling/test_cost.py`; then run `python -m kvist_sim.virtual.sensitivity --write`. A new \

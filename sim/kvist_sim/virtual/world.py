@@ -1,19 +1,20 @@
 """One run: users, routers and engines on one agenda. No clock but the agenda's, no dice but the seed's."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
 from typing import Any, Final
 
+from kvist_sim.engine.tiers import SHARED, EngineTiers, TierKind, TierStore
 from kvist_sim.virtual.clock import Agenda
 from kvist_sim.virtual.engine import VirtualEngine
-from kvist_sim.virtual.fleet import Change, Fleet
-from kvist_sim.virtual.jobs import Call, CallStatus, Job
+from kvist_sim.virtual.fleet import Change, Fleet, Site
+from kvist_sim.virtual.jobs import BLOCK, Call, CallStatus, Job
+from kvist_sim.virtual.legs import LEG_SECONDS, Links, Transfer, first_leg
 from kvist_sim.virtual.noting_pool import NotingPool
-from kvist_sim.virtual.overlaps import BlockOverlaps
+from kvist_sim.virtual.overlaps import BlockOverlaps, NoOverlaps
 from kvist_sim.virtual.policy import Context, Feed, Pod, Policy, Sample, Spec
-from kvist_sim.virtual.tiers import SHARED, EngineTiers, TierKind, TierStore
 from kvist_sim.virtual.traffic import Burst, Session, Shape, Turn
 
 WARM_SHARE: Final = 0.25
@@ -53,20 +54,6 @@ class Outcome:
     preemptions: int
 
 
-@dataclass(slots=True, eq=False)
-class Site:
-    """A pod's engine, and what is on it."""
-
-    pod: Pod
-    engine: VirtualEngine
-    position: int
-    jobs: dict[Call, Job] = field(default_factory=dict)
-    open: bool = True
-    """Gets requests."""
-    gone: bool = False
-    busy: bool = False
-
-
 class World:
     """Made for one run. ``seed`` decides on everything users do, and on nothing else with ``dice``."""
 
@@ -95,9 +82,12 @@ class World:
         self._sessions = 0
         self._preemptions = 0
         self._pool = self._shared_pool() if fleet.shared else None
-        self._volumes: dict[TierKind, TierStore] = {}
+        self._volumes: dict[TierKind, TierStore[int]] = {}
         self._dice = Random(f"replicas {seed}")
         self._feed = self._make_feed()
+        self._links = Links(self._after)
+        self._legs: dict[Call, tuple[Call, Pod]] = {}
+        """Calls whose prompts are being computed, and the pods that will answer them, by the first leg."""
         self._routers = self._make_routers()
         self._replica: dict[Call, Policy] = {}
 
@@ -176,7 +166,7 @@ class World:
         setting, hardware = self._setting, self._fleet.engines[0]
         context = Context(
             Random(),
-            _Nothing() if not isinstance(self._feed, BlockOverlaps) else self._feed,
+            NoOverlaps() if not isinstance(self._feed, BlockOverlaps) else self._feed,
             prefill_rate=hardware.timing.prefill_tokens_per_second * setting.rate_factor,
             max_num_seqs=hardware.max_num_seqs,
             block_size=hardware.block_size,
@@ -184,6 +174,7 @@ class World:
             clock=lambda: self.agenda.now,
             send=self._send,
             refuse=self._refuse,
+            split=self._split,
             feed=self._feed,
             gossip_seconds=setting.gossip,
             tpot_seconds=self._shape.tpot,
@@ -213,6 +204,47 @@ class World:
         self._replica[call].routed(call, pod, self.agenda.now)
         self._submit(self.sites[pod], call)
 
+    def _split(self, call: Call, first: Pod, second: Pod) -> None:
+        self._replica[call].routed(call, second, self.agenda.now)
+        leg = first_leg(call)
+        self._legs[leg] = call, second
+        self.sites[second].expected += 1
+        self._submit(self.sites[first], leg)
+
+    def _prefilled(self, site: Site, leg: Call) -> None:
+        """The first leg of a call has ended; its engine keeps the blocks until they are read.
+
+        If the engine was lost, the second one computes the prompt. If that was lost, too, and the router
+        names no other one, so is the request.
+        """
+        del site.jobs[leg]
+        call, planned = self._legs.pop(leg)
+        call.cached = leg.cached
+        second = self._replica[call].prefilled(call, site.pod, self.agenda.now, lost=site.gone) or planned
+        if second is not planned:
+            self._expect(planned, -1)
+            self._expect(second, 1)
+        transfer = Transfer(site.pod, second, self._links, lambda: site.engine.release(leg))
+        self._after(LEG_SECONDS, self._second_leg, (call, second, transfer))
+
+    def _second_leg(self, about: tuple[Call, Pod, Transfer]) -> None:
+        call, second, transfer = about
+        source, site = self.sites.get(transfer.source), self.sites.get(second)
+        if site is None:
+            self._replica.pop(call).finished(call, second, self.agenda.now)
+            self._over(call, CallStatus.LOST)
+        else:
+            self._submit(site, call, None if source is None or source is site else transfer)
+        if source is None or source is site or site is None:  # nobody will read the blocks
+            transfer.release()
+        self._expect(second, -1)
+
+    def _expect(self, pod: Pod, more: int) -> None:
+        if (site := self.sites.get(pod)) is not None:
+            site.expected += more
+            if site.idle and not site.open:
+                self._gone(site)
+
     def _refuse(self, call: Call) -> None:
         del self._replica[call]
         self._over(call, CallStatus.LOST)
@@ -241,7 +273,7 @@ class World:
         engines = self._fleet.engines
         return NotingPool(sum(one.blocks for one in engines), engines[0].block_size, noting=False)
 
-    def _tiers(self) -> EngineTiers | None:
+    def _tiers(self) -> EngineTiers[int] | None:
         """Return the slower places of an engine that joins; only a shared volume has blocks.
 
         In the ideal pool all engines have the same blocks in every place, each by its own way.
@@ -250,9 +282,9 @@ class World:
             return None
         host, *others = map(self._store, self._fleet.tiers)
         seed = self._seed << 16 | self._numbers
-        return EngineTiers(host, others, seed=seed, noting=self._feed is not None)
+        return EngineTiers(host, others, tokens=BLOCK, seed=seed, noting=self._feed is not None)
 
-    def _store(self, kind: TierKind) -> TierStore:
+    def _store(self, kind: TierKind) -> TierStore[int]:
         if kind.medium == SHARED:
             return self._volumes.setdefault(kind, TierStore(kind))
         if self._pool is None:
@@ -264,6 +296,7 @@ class World:
         hardware = self._fleet.engines[position]
         pool = self._pool or NotingPool(hardware.blocks, hardware.block_size, noting=self._feed is not None)
         pod = Pod(self._numbers, f"pod-{self._numbers}", hardware.blocks, hardware.block_size)
+        pod.role = self._spec.role(position, len(self._fleet.engines))
         self._numbers += 1
         site = self.sites[pod] = Site(pod, VirtualEngine(hardware, pool, self._tiers()), position)
         self._pods += (pod,)
@@ -290,8 +323,11 @@ class World:
         if not gently:
             self._gone(site)
             for call in list(site.jobs):
-                self._end(site, call, CallStatus.LOST)
-        elif site.engine.idle:
+                if call.leg:
+                    self._prefilled(site, call)
+                else:
+                    self._end(site, call, CallStatus.LOST)
+        elif site.idle:
             self._gone(site)
 
     def _gone(self, site: Site) -> None:
@@ -301,8 +337,9 @@ class World:
         if self._feed is not None:
             self._feed.left(site.pod)
 
-    def _submit(self, site: Site, call: Call) -> None:
+    def _submit(self, site: Site, call: Call, transfer: Transfer | None = None) -> None:
         job = site.jobs[call] = Job.of(call)
+        job.transfer = transfer
         site.engine.add(job)
         if not site.busy:
             self._step(site)
@@ -320,14 +357,18 @@ class World:
         if self._feed is not None and (notes := engine.take_notes()):
             self.agenda.at(now + self._setting.events, self._tell, (site, notes))
         for job in first:
-            self._replica[job.call].first_token(job.call, site.pod, now)
+            if not job.call.leg:
+                self._replica[job.call].first_token(job.call, site.pod, now)
         for job in finished:
-            self._end(site, job.call, CallStatus.DONE)
+            if job.call.leg:
+                self._prefilled(site, job.call)
+            else:
+                self._end(site, job.call, CallStatus.DONE)
         if not engine.idle:
             self._step(site)
             return
         site.busy = False
-        if not site.open:
+        if site.idle and not site.open:
             self._gone(site)
 
     def _end(self, site: Site, call: Call, status: CallStatus) -> None:
@@ -357,15 +398,3 @@ class World:
         self._loads.append((self.agenda.now, tuple(loads)))
         if self.agenda.now < self._seconds:
             self._after(WATCH_SECONDS, self._watch, None)
-
-
-class _Nothing:
-    """No events are followed."""
-
-    def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:  # noqa: ARG002
-        """Refuse. Raises LookupError."""
-        raise LookupError("this policy's Spec.events is False")
-
-    def lower(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[dict[str, int]]:  # noqa: ARG002
-        """Refuse. Raises LookupError."""
-        raise LookupError("this policy's Spec.events is False")

@@ -5,15 +5,34 @@ vLLM's own specs refuse every platform but CUDA and XPU, because their workers c
 else runs on a CPU: the scheduler's side of the connector, the tiers, their files and their events. An engine
 loads this module by name (``spec_module_path``), so its folder has to be on PYTHONPATH; it is imported by
 vLLM's interpreter only.
+
+Both tiers wait as long as files in the folder ``$TIER_SPEEDS`` say: ``host`` for loads into the cache,
+``files`` for reads of the disk. A file has seconds a block, or ``closed`` while no load may end.
 """
 
-from time import perf_counter
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+
+def wait(tier: str, blocks: int) -> None:
+    """Return when a tier may have loaded so many blocks."""
+    folder = os.environ.get("TIER_SPEEDS")
+    if folder is None:
+        return
+    while (text := Path(folder, tier).read_text()) == "closed":
+        sleep(0.01)
+    if seconds := float(text) * blocks:
+        sleep(seconds)
 
 
 class CopyWorker(OffloadingWorker):
@@ -50,6 +69,8 @@ class CopyWorker(OffloadingWorker):
 
     def _copy(self, job_id: Any, cached: Any, hosted: Any, *, store: bool) -> bool:
         started, size = perf_counter(), 0
+        if not store:
+            wait("host", len(cached))
         ours, theirs = (torch.from_numpy(ids.astype("int64")) for ids in (cached, hosted))
         for cache, host in self._pairs:
             if store:
@@ -79,3 +100,37 @@ class HostTiers(TieringOffloadingSpec):
             )
             self._worker = CopyWorker(kv_caches, region)
         return self._worker
+
+
+class SlowFiles(FileSystemTierManager):
+    """vLLM's tier of files, with reads that wait first; the engine measures the waiting with the reading."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._pool = _SlowReads(self._pool)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Read the blocks of a job."""
+        self._pool.blocks = len(job_metadata.keys)
+        super().submit_load(job_metadata)
+
+
+class _SlowReads:
+    """A pool of threads that does all but reads at once."""
+
+    def __init__(self, pool: Any) -> None:
+        self.blocks = 0
+        """Of the job that is enqueued next."""
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def enqueue_load(self, job_id: int, n_tasks: int, tasks: list[Callable[[], None]]) -> None:
+        waiting = partial(wait, "files", self.blocks)
+        self._pool.enqueue_load(job_id, n_tasks, [partial(_in_turn, waiting, task) for task in tasks])
+
+
+def _in_turn(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()

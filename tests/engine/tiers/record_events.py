@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -33,49 +34,66 @@ from tests.engine.vllm import VllmEngine
 GOLDEN = Path(__file__).parents[2] / "epp" / "kvevents" / "golden" / "tiers-vllm-0.32.0.msgpack.gz"
 BLOCK = 32
 GPU_BLOCKS = 24
-HOST_BYTES = 40 * BLOCK * 1024
-"""40 blocks: the tiny model has 1 KiB a token, for 2 layers, keys and values, 2 heads of 32 floats."""
+HOST_BLOCKS = 40
+BLOCK_BYTES = BLOCK * 1024
+"""The tiny model has 1 KiB a token, for 2 layers, keys and values, 2 heads of 32 floats."""
 PROMPT = 330
 """Tokens: ten whole blocks and a piece."""
 OTHER = 400
+FILES = {"type": "fs"}
 QUIET_SECONDS = 1.0
 """Without an event for so long, all of a request's events have come."""
 WANTED = (b"vllm:kv_offload", b"vllm:prompt_tokens_cached_by_source_total", b"vllm:prompt_tokens_by_source")
 
 
-def transfer_config(folder: Path, *, self_describing: bool) -> str:
-    """Return ``--kv-transfer-config`` for a host tier and a disk tier in this folder."""
+def transfer_config(
+    folder: Path,
+    *,
+    self_describing: bool = True,
+    tier: Mapping[str, str] = FILES,
+    host_blocks: int = HOST_BLOCKS,
+    **more: str,
+) -> str:
+    """Return ``--kv-transfer-config`` for a host tier and a disk tier in this folder.
+
+    ``tier``: the class of the disk tier with its settings; ``more``: members beside the connector's own.
+    """
     disk = {
-        "type": "fs",
         "root_dir": str(folder),
         "n_read_threads": 2,
         "n_write_threads": 2,
         "enable_kv_events": True,
         "locality": "REMOTE",
+        **tier,
     }
     extra = {
         "spec_name": "HostTiers",
         "spec_module_path": "offload_on_cpu",
-        "cpu_bytes_to_use": HOST_BYTES,
+        "cpu_bytes_to_use": host_blocks * BLOCK_BYTES,
         "offload_prompt_only": False,
         "secondary_tiers": [disk],
     }
     if self_describing:
         extra["self_describing_kv_events"] = True
-    return json.dumps(
-        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
-    )
+    connector = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    return json.dumps({**connector, "kv_connector_extra_config": extra, **more})
 
 
-def tiered_engine(model: Path, folder: Path, *flags: str, self_describing: bool = True) -> VllmEngine:
-    """Return an engine with a small GPU cache, a host tier, and a disk tier in this folder."""
-    config = transfer_config(folder, self_describing=self_describing)
+def tiered_engine(
+    model: Path,
+    config: str,
+    *flags: str,
+    ports: tuple[int, ...] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> VllmEngine:
+    """Return an engine with a small GPU cache and the tiers of a ``transfer_config``."""
     return VllmEngine(
         model,
         *("--num-gpu-blocks-override", str(GPU_BLOCKS), "--max-model-len", "640"),
         *("--kv-transfer-config", config, *flags),
         block_size=BLOCK,
-        environment={"PYTHONPATH": str(Path(__file__).parent), "PYTHONHASHSEED": "0"},
+        environment={"PYTHONPATH": str(Path(__file__).parent), "PYTHONHASHSEED": "0", **environment},
+        ports=ports,
     )
 
 
@@ -154,7 +172,7 @@ async def record(model: Path, folder: Path, mode: str, prompts: Mapping[str, lis
     sys.stdout.write(f"{mode}\n")
     async with (
         aiohttp.ClientSession() as client,
-        tiered_engine(model, folder, self_describing=mode != "placeholders") as engine,
+        tiered_engine(model, transfer_config(folder, self_describing=mode != "placeholders")) as engine,
     ):
         recorder = Recorder(engine, client, seed=len(mode))
         await asyncio.sleep(QUIET_SECONDS)  # until the subscription has reached the engine

@@ -10,7 +10,7 @@ from tests.epp.parts import Parts, ask, chat, make
 
 from kvist_epp.admin import debug_pages
 from kvist_epp.admin.debug_pages import endpoints_document, in_flight_document
-from kvist_epp.director.director import Explanation
+from kvist_epp.director.explanation import Explanation
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.extproc.pick_request import PickResult

@@ -215,7 +215,7 @@ def test_a_prefill_endpoint_does_not_serve_the_request() -> None:
     parts = make(2)
     first, second = _pick(parts, session="")
     helper = next(endpoint for endpoint in parts.endpoints if endpoint.key == second)
-    object.__setattr__(helper, "labels", {"llm-d.ai/role": "prefill"})
+    object.__setattr__(helper, "role", "prefill")
     parts.director.progress.on_observation(_event(_only_request(parts).session, second), parts.clock())
 
     assert _running(parts) == {first: 1, second: 0}

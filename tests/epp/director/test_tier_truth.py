@@ -1,5 +1,6 @@
 """The self-check of engines with slower KV tiers: recorded requests, events and metrics of a real vLLM."""
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 
@@ -9,13 +10,15 @@ from tests.epp.kvevents.recorded_tiers import Step, recorded
 from tests.epp.parts import MODEL, ask, make
 
 from kvist_epp.admin.debug_pages import endpoints_document
-from kvist_epp.director.endpoint_registry import EndpointRegistry, EndpointState
+from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.director.endpoint_state import EndpointState
 from kvist_epp.director.request_progress import before_promotion
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.engines.vllm.engine_metrics import EngineSample, parse_metrics
 from kvist_epp.engines.vllm.kv_events import GPU, Batch, Event, Removed, Stored, decode
 from kvist_epp.engines.vllm.tier_metrics import TierCounters
 from kvist_epp.extproc.pick_request import PickResult
+from kvist_epp.index.storage_trust import PARTED_SECONDS
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.names import SESSION_HEADER
@@ -70,7 +73,8 @@ class Following:
         for _, payload in step.batches:
             batch = decode(payload)
             events = [_renamed(event, life) for event in batch.events if keep(event)]
-            for seen in self.ingestor.apply(SOURCE, Batch(ts=batch.ts, events=events)):
+            at = batch.ts + float(life or 0) * 1e6  # another life is later
+            for seen in self.ingestor.apply(SOURCE, Batch(ts=at, events=events)):
                 self.parts.director.progress.on_observation(seen, self.parts.clock())
         self.parts.end(life + step.session)
         if scrape:
@@ -233,6 +237,38 @@ async def test_a_request_is_kept_from_a_tier_slower_than_computing(following: Fo
     assert [line.matched_tokens for line in following.parts.log.lines[-2:]] == [320, 0]
 
 
+async def test_blocks_of_shared_storage_are_counted_for_each_endpoint(following: Following) -> None:
+    """The metric of index blocks has what an endpoint can load from storage that it shares, as SHARED."""
+    for step in recorded("self-describing").steps:
+        following.run(step)
+    [held] = following.registry.blocks().values()
+
+    assert held == following.blocks()
+    assert set(held) == {"GPU", "CPU", "SHARED"}
+
+
+async def test_a_skipped_tier_breaks_no_promise(following: Following) -> None:
+    """Blocks that the engine is kept from loading are not expected of the tier, so that they stay in the
+    index."""
+    steps = recorded("self-describing").steps
+    for step in steps[:10]:
+        following.run(step)
+    load, held = following.state.load, following.blocks()
+    load.tier_rates, load.skipped_media = {"SHARED": 100.0}, frozenset({"SHARED"})
+    before = dict(following.state.tiers.predicted)
+    body = {"model": "m", "prompt": steps[0].prompt}
+    answer = following.parts.decide(ask(body, path="/v1/completions", headers={SESSION_HEADER: "y"}))
+    [request] = following.parts.director.table.of_session("y")
+    following.parts.director.progress.on_prefill_started(SOURCE, KEY, "y", following.parts.clock())
+    following.registry.on_cache_truth(request, 0, following.parts.clock())
+
+    assert isinstance(answer, PickResult)
+    assert request.index_compared
+    assert request.indexed_lower == {"SHARED": 320}
+    assert following.state.tiers.predicted == before
+    assert following.blocks() == held
+
+
 async def test_speeds_of_tiers_are_taken_from_scrapes(following: Following) -> None:
     """An endpoint's loads are priced by its own metrics, and a slow tier is skipped unless that is off."""
     following.state.scrape.tier_speed.observe(TierCounters({"host": 0.0, "disk": 0.0}), 0.0)
@@ -244,6 +280,7 @@ async def test_speeds_of_tiers_are_taken_from_scrapes(following: Following) -> N
     assert load.tier_rates["CPU"] == pytest.approx(100_000.0)
     assert load.tier_rates["SHARED"] < 101
     assert load.skipped_media == {"STORAGE", "SHARED"}
+    assert load.limits_loads
     page = endpoints_document({KEY: following.state.scrape}, following.parts.director.tracker, 0.0)
     assert page["endpoints"][0]["tiers"]["measured"] == ["CPU", "SHARED", "STORAGE"]  # type: ignore[index]
     assert page["endpoints"][0]["tiers"]["skipped"] == ["SHARED", "STORAGE"]  # type: ignore[index]
@@ -251,7 +288,8 @@ async def test_speeds_of_tiers_are_taken_from_scrapes(following: Following) -> N
 
 async def test_an_engine_that_never_finds_shared_storage_is_parted_from_it(following: Following) -> None:
     """The first time the storage is forgotten for all, since it may have been wiped; the second time the
-    engine does not share it, whatever its label says, and the others keep it."""
+    engine is parted from it, whatever its label says, and the others keep it; minutes later it tries again.
+    """
     for step in recorded("self-describing").steps:
         following.run(step)
     member, first = following.state.member, following.blocks()["SHARED"]
@@ -265,6 +303,66 @@ async def test_an_engine_that_never_finds_shared_storage_is_parted_from_it(follo
     following.state.tiers.on_taken_up({"disk": 3000})
     following.scrape(following.state.scrape.sample)
 
+    parted = member.storage
+    following.parts.clock.now += PARTED_SECONDS[0]
+    following.scrape(following.state.scrape.sample)
+
     assert (first > 100, "SHARED" in wiped, shared) == (True, False, "")
-    assert (again, following.blocks()["SHARED"], member.storage) == (again, again, None)
+    assert (again, following.blocks()["SHARED"], parted) == (again, again, None)
     assert again > 0
+    assert member.storage == ""
+
+
+async def test_storage_that_is_wiped_again_and_again_stays_shared(following: Following) -> None:
+    """An engine that found blocks of shared storage after it had been wiped shares it in truth: the next time
+    that it is wiped its blocks are forgotten for all, as the first time."""
+    tiers, parted, given = following.state.tiers, [], 0.0
+
+    def promise(kept: float) -> None:
+        """Expect 3,000 tokens of the disk, which gives so many."""
+        nonlocal given
+        tiers.on_engine_restart()  # what the recorded run has promised is not at issue
+        following.scrape(EngineSample(tiers=TierCounters({"disk": given})))
+        tiers.on_taken_up({"disk": 3000})
+        given += kept
+        following.scrape(EngineSample(tiers=TierCounters({"disk": given})))
+
+    for life in range(3):
+        for step in recorded("self-describing").steps:
+            following.run(step, life=f"{life}.", scrape=False)
+        promise(2500.0)
+        promise(0.0)
+        parted.append(following.state.member.storage)
+
+    assert parted == [""] * 3
+    assert following.parts.director.metrics.tier_resets == {(ENGINE.hostport, "SHARED"): 3}
+
+
+async def test_a_server_of_lmcache_that_was_lost_is_forgotten(following: Following) -> None:
+    """Engines count its blocks as external: one that got none of what was expected drops them, not its
+    trust, and what it reports next is there again."""
+    labels = {"kvist.dev/kv-tiers": "lmcache", "kvist.dev/kv-storage-namespace": "n1"}
+    following.registry.follow(EndpointSet(()))
+    following.registry.follow(EndpointSet((dataclasses.replace(ENGINE, labels=labels),)))
+    following.subscriber.stats_of(KEY)[0].warm = True
+    following.subscriber.stats_of(KEY)[0].messages = 1
+    ids = list(range(3, 67))
+    computed = Stored(hashes=[1, 2], parent=None, token_ids=ids, block_size=32)
+    report = Stored(hashes=[9], parent=None, token_ids=ids, block_size=64, medium="CPU")
+    ingestor, metrics = following.ingestor, following.parts.director.metrics
+    ingestor.apply(SOURCE, Batch(ts=0.0, events=[computed, report]))
+    server, index = ingestor.tiers.numbers["lmcache/n1"], following.parts.director.index
+    held = [index.blocks(server)]
+    counters = EngineSample(tiers=TierCounters({"external_unspecified": 100.0}))
+    following.scrape(counters)
+    following.state.tiers.on_taken_up({"external_unspecified": 3000})
+    following.scrape(counters)
+    while ingestor.needs_sweep:
+        ingestor.sweep()
+    held.append(index.blocks(server))
+    ingestor.apply(SOURCE, Batch(ts=0.0, events=[report]))
+    held.append(index.blocks(server))
+
+    assert held == [{"LMCACHE": 2}, {}, {"LMCACHE": 2}]
+    assert metrics.tier_resets == {(ENGINE.hostport, "LMCACHE"): 1}
+    assert following.why_not == ""

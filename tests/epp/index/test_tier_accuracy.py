@@ -1,6 +1,12 @@
 """Tokens predicted from slower tiers against those that engines count."""
 
-from kvist_epp.index.tier_accuracy import LEAST_TOKENS, BrokenPromise, TierAccuracy
+from kvist_epp.index.tier_accuracy import (
+    LEAST_TOKENS,
+    LONGEST_SECONDS,
+    WINDOW_SECONDS,
+    BrokenPromise,
+    TierAccuracy,
+)
 
 
 def compared(
@@ -41,7 +47,7 @@ def test_a_few_tokens_decide_nothing() -> None:
 
 
 def test_old_predictions_do_not_count() -> None:
-    """The window is a minute: what a tier gave an hour ago excuses nothing."""
+    """Tokens that a tier gave an hour ago excuse nothing."""
     accuracy = TierAccuracy()
     accuracy.on_counters({"disk": 0.0}, 0.0)
     accuracy.on_taken_up({"disk": 100_000})
@@ -59,3 +65,50 @@ def test_after_a_verdict_the_window_begins_anew() -> None:
     accuracy.on_taken_up({"disk": 5000})
 
     assert [len(accuracy.on_counters({"disk": 0.0}, now)) for now in (2.0, 4.0, 6.0)] == [1, 0, 0]
+
+
+def asked_slowly(seconds: float, given: float = 0.0) -> list[BrokenPromise]:
+    """Return the verdicts while a disk should give 200 tokens to one request at a time, with host memory in
+    use all the while."""
+    accuracy, found, host = TierAccuracy(), list[BrokenPromise](), 0.0
+    accuracy.on_counters({"disk": 0.0, "host": 0.0}, 0.0)
+    for number in range(1, 16):
+        accuracy.on_taken_up({"disk": 200})
+        for part in range(1, 11):
+            host += 100.0
+            accuracy.on_taken_up({"host": 100})
+            now = seconds * (number - 1 + part / 10)
+            found += accuracy.on_counters({"disk": given * number, "host": host}, now)
+    return found
+
+
+def test_a_tier_that_is_asked_rarely_is_found_out_too() -> None:
+    """The window is as long as it takes until enough was predicted, an hour at most."""
+    assert asked_slowly(1.0) == asked_slowly(30.0) == [BrokenPromise("disk", 2200, 0)]
+    assert asked_slowly(LONGEST_SECONDS / 8) == []
+    assert asked_slowly(30.0, given=60.0) == []
+
+
+def test_files_that_go_under_steady_loads_are_found_out_within_the_window() -> None:
+    """A disk gives all that is predicted for minutes, then nothing: that is known before 30 seconds are over,
+    however much it gave before."""
+    accuracy, true, found = TierAccuracy(), 0.0, list[int]()
+    for now in range(240):
+        accuracy.on_taken_up({"disk": 1000})
+        true += 1000.0 if now < 200 else 0.0
+        if accuracy.on_counters({"disk": true}, float(now)):
+            found.append(now)
+
+    assert 200 < found[0] < 200 + WINDOW_SECONDS
+
+
+def test_loads_that_nobody_predicted_excuse_a_tier_no_longer_than_the_window() -> None:
+    """Requests past the picker were served from the disk before its files were removed."""
+    accuracy, found = TierAccuracy(), list[int]()
+    accuracy.on_taken_up({"disk": 16})
+    for now in range(60):
+        accuracy.on_taken_up({"disk": 300} if now >= 10 else {})
+        if accuracy.on_counters({"disk": 500.0 * min(now, 9)}, float(now)):
+            found.append(now)
+
+    assert 20 < found[0] <= 10 + WINDOW_SECONDS

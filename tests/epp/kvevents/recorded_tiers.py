@@ -48,9 +48,9 @@ class Run(msgspec.Struct):
             before = step.sources
 
 
-def recorded(mode: str) -> Run:
+def recorded(mode: str, golden: Path = GOLDEN) -> Run:
     """Return one of the recorded runs."""
-    runs = msgspec.msgpack.decode(gzip.decompress(GOLDEN.read_bytes()), type=list[Run])
+    runs = msgspec.msgpack.decode(gzip.decompress(golden.read_bytes()), type=list[Run])
     return next(run for run in runs if run.mode == mode)
 
 

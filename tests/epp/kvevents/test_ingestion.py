@@ -7,6 +7,7 @@ from tests.fakes.learning import PROMPT, SIZE, Learning, prompted, stored
 from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Removed, Stored
+from kvist_epp.kvevents.ingestion import MAX_BLOCKS
 from kvist_epp.kvevents.observation import RecentSessions
 from kvist_epp.kvevents.publisher_state import Quarantine
 
@@ -425,3 +426,12 @@ def test_orphans_in_any_order_end_as_the_ordered_history_would(
     shuffled.settle()
 
     assert [shuffled.tokens(b"".join(p)) for p in prompts] == [ordered.tokens(b"".join(p)) for p in prompts]
+
+
+def test_many_removals_come_in_steps() -> None:
+    """A pool that is emptied block by block is forgotten in pieces, so that a pick gets its turn."""
+    engine = Learning()
+    removed = Removed(hashes=list(range(2 * MAX_BLOCKS + 1)), events=2 * MAX_BLOCKS + 1)
+    steps = list(engine.ingestor.apply_in_steps(engine.source, Batch(ts=0.0, events=[removed])))
+
+    assert (len(steps), engine.counters.removed) == (3, 2 * MAX_BLOCKS + 1)

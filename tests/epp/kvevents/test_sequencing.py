@@ -64,6 +64,48 @@ def test_a_live_message_below_next_is_overlap_not_restart() -> None:
     assert sequencer.on_live(4, batch(4)) == [Apply(batch(4))]
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_restart_before_the_first_live_message_is_seen(first: int) -> None:
+    """An engine restarts behind a relay, whose connection stays, after a replay and before any live message:
+    its numbers are below those that the replay brought, and were ignored until they had caught up."""
+    sequencer = EventSequencer()
+    sequencer.on_connected()
+    for seq in range(4):
+        sequencer.on_replayed(seq, batch(seq))
+    sequencer.on_replay_end()
+
+    assert sequencer.on_live(first, batch(first, life=1)) == [RequestReplay(3)]
+    assert (sequencer.suspect, sequencer.gaps) == (True, 0)
+    assert sequencer.on_live(first + 1, batch(first + 1, life=1)) == []
+    assert sequencer.on_replay_end() == [Forget(restarted=True), RequestReplay(0)]
+    replayed = [sequencer.on_replayed(seq, batch(seq, life=1)) for seq in range(first + 2)]
+    assert replayed == [[Apply(batch(seq, life=1))] for seq in range(first + 2)]
+    assert (sequencer.on_replay_end(), sequencer.suspect) == ([], False)
+
+
+def test_a_first_live_message_that_the_replay_had_costs_nothing() -> None:
+    """Replay and live stream overlap: the buffer shows that the engine is the same, and nothing is
+    forgotten, applied twice or counted as a gap. The last number needs no question: its batch is known."""
+    sequencers = []
+    for first in (1, 3):
+        sequencer = EventSequencer()
+        sequencer.on_connected()
+        for seq in range(4):
+            sequencer.on_replayed(seq, batch(seq))
+        sequencer.on_replay_end()
+        asked = sequencer.on_live(first, batch(first))
+        if asked:
+            sequencer.on_live(2, batch(2))
+            assert sequencer.on_replayed(3, batch(3)) + sequencer.on_replay_end() == []
+            assert sequencer.on_live(3, batch(3)) == []
+        sequencers.append((asked, sequencer.on_live(4, batch(4)), sequencer.suspect, sequencer.gaps))
+
+    assert sequencers == [
+        ([RequestReplay(3)], [Apply(batch(4))], False, 0),
+        ([], [Apply(batch(4))], False, 0),
+    ]
+
+
 def test_a_gap_requests_a_replay_and_marks_the_publisher_suspect() -> None:
     """Nothing is applied past a hole: it may hide a removal."""
     sequencer = after(0, 1)
@@ -303,7 +345,14 @@ def test_a_gap_before_a_message_that_came_after_the_request_is_replayed() -> Non
     assert judge_held(cursor, 6, b"x")[1] is Action.REPLAY
 
 
-HAPPENINGS = ["sent"] * 3 + ["lost", "overtaken", "restart", "restart, heard before it is seen", "reconnect"]
+HAPPENINGS = ["sent"] * 3 + [
+    "lost",
+    "overtaken",
+    "restart",
+    "restart, heard before it is seen",
+    "reconnect",
+    "restart behind a relay",
+]
 
 
 @settings(max_examples=300)
@@ -325,6 +374,9 @@ def test_what_is_applied_is_always_a_gapless_suffix_of_the_present_engine(
             engine.restart()
             follower.do(follower.sequencer.on_live(*engine.publish()))
             follower.do(follower.sequencer.on_connected())
+        elif happening == "restart behind a relay":
+            engine.restart()
+            follower.do(follower.sequencer.on_live(*engine.publish()))
         elif happening == "restart":
             engine.restart()
             follower.do(follower.sequencer.on_connected())

@@ -140,6 +140,39 @@ def test_a_wiped_storage_is_forgotten_for_all() -> None:
     assert engine.held() == {}
 
 
+def test_replayed_events_of_files_that_were_missing_are_not_believed_again() -> None:
+    """An engine leaves the pool and comes back after the files were removed, so that its events are replayed:
+    what they stored before is not expected, what is stored afterwards is. So it is with an engine that was
+    away when the files were found missing, and with another one's later events."""
+    engine = Sharing({A: "v", B: "v"})
+    sources = {A: f"{A}/0", B: f"{B}/0"}
+    written = (stored([1, 2], None, PROMPT), placeholder(1, 2, medium="SHARED"), Removed(hashes=[1, 2]))
+    held = []
+    for away in (False, True):
+        engine.source = sources[A]
+        engine.send(*written)
+        sent = engine.sent_at
+        if away:
+            engine.ingestor.remove_publisher(sources[A])
+        engine.source = sources[B]
+        engine.send(stored([7], None, b"else"))
+        engine.ingestor.forget_tier(sources[B], "SHARED")
+        while engine.ingestor.needs_sweep:
+            engine.ingestor.sweep()
+        if not away:
+            engine.ingestor.remove_publisher(sources[A])
+        engine.ingestor.add_publisher(sources[A], A, "v")
+        engine.source, now, engine.sent_at = sources[A], engine.sent_at, sent - 1.0
+        engine.send(*written)
+        held.append(engine.held())
+        engine.sent_at = now
+        engine.send(*written)
+        held.append(engine.held())
+
+    back = {A: (8, {"SHARED": 8}), B: (8, {"SHARED": 8})}
+    assert held == [{}, back, {}, back]
+
+
 def test_what_a_real_engine_wrote_is_predicted_for_another_one() -> None:
     """A second real engine was started on the disk of the first: of its requests, plain and salted, the index
     knows from the first one's events how much comes from the disk."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.epp.load.requests import progress, route
@@ -151,3 +152,51 @@ def test_what_waits_is_counted() -> None:
     for who in ("a", "a", "b", "unknown"):
         admission.remove_queued(who)
     assert (admission.queued_tokens, admission.queued) == (0, {})
+
+
+@given(st.floats(0.010, 0.045), st.integers(0, 200), st.integers(0, 200))
+def test_more_sequences_leave_less_for_prompts(undisturbed: float, some: int, more: int) -> None:
+    """The share for prompts falls with sequences that came since it was learned, never below the least, and
+    is the learned one for as many as then."""
+    _, _, admission = busy(undisturbed)
+    one, other = (admission.share_with(count, 0.0001) for count in (some, some + more))
+
+    assert LEAST_SHARE <= other <= one <= 1.0
+    assert admission.share_with(30, 0.0001) == pytest.approx(admission.prefill_share)
+
+
+def test_an_endpoint_that_shows_nothing_may_take_prompts_all_the_time() -> None:
+    """An endpoint on which no sequences were seen may take prompts up all the time."""
+    admission = TpotAdmission(TARGET)
+
+    assert (
+        admission.share_with(40, 0.001),
+        admission.token_time.slowdown,
+        admission.token_time.sequences,
+    ) == (1.0, 0.0, 0.0)
+
+
+def test_sequences_slow_tokens_down() -> None:
+    """By how much sequences prolong a token is what it takes beyond the least that was seen."""
+    tracker, _, admission = busy(0.020)
+    assert admission.token_time.slowdown == 0.0
+    seconds, tokens = 10.0, 4 * 30 * 2.0 / 0.020
+    for step in range(20):
+        seconds += 2.0
+        tokens += 80 * 2.0 / 0.025 if step else 55 * 2.0 / 0.0225
+        tracker.on_scrape("pod", replace(SAMPLE, running=80, generation_tokens=tokens), seconds)
+
+    assert admission.token_time.slowdown == pytest.approx(0.005, abs=0.001)
+    assert admission.token_time.sequences == pytest.approx(80, abs=1)
+
+
+def test_who_comes_later_waits_for_those_who_wait() -> None:
+    """The time until an endpoint takes up a prompt is longer by all that waits for it."""
+    tracker, _, admission = busy(0.027)
+    route(tracker, "one", "pod", 500, 500, 20.0)
+    alone = admission.seconds_until_admitted(300, RATE, 20.1)
+    admission.add_queued("other", 2_000, 20.1)
+
+    assert 0.0 < alone < 2.0
+    later = admission.seconds_until_admitted(300, RATE, 20.1)
+    assert later == pytest.approx(alone + 2.0 / admission.prefill_share)

@@ -66,13 +66,22 @@ class Replica:
         return Handshake(self.name, self.fingerprint, self.warm)
 
     def follow(self, engines: Sequence[Publisher], *, replay: bool = True) -> None:
-        """Subscribe to each engine as an endpoint of its own."""
+        """Subscribe to each engine as an endpoint of its own; all share the storage "volume"."""
         self.subscriber.follow(
             FollowedPublisher(
-                f"ns/{at}", f"ns/{at}/0", 0, one.endpoint, one.replay_endpoint if replay else None
+                *(f"ns/{at}", f"ns/{at}/0", 0, one.endpoint, one.replay_endpoint if replay else None),
+                storage="volume",
             )
             for at, one in enumerate(engines)
         )
+
+    def shared(self) -> tuple[int, int]:
+        """Return the blocks in the shared storage, and how much of a long prompt matches it."""
+        tiers = self.ingestor.tiers
+        if (number := tiers.numbers.get("volume")) is None:
+            return 0, 0
+        hit = self.index.match((None, None), PROMPT * BLOCKS).of(number)
+        return self.index.blocks(number).get("SHARED", 0), hit.tokens
 
     def tokens(self, at: int = 0) -> int:
         """Return how much of a long prompt matches one engine's publisher."""
@@ -189,6 +198,35 @@ async def test_a_new_replica_copies_the_index_and_continues_with_live_events(tra
         assert (found.new.stats.snapshot_blocks, found.new.stats.snapshot_publishers) == (BLOCKS, 2)
         stats = found.new.subscriber.stats().values()
         assert [(one.resets, one.gaps, one.orphans) for one in stats] == [(0, 0, 0)] * 2
+
+
+async def test_a_new_replica_knows_what_engines_share() -> None:
+    """The blocks of a shared storage are copied with those of the engines that share it, although the GPU
+    that had them has lost them; they are leased, and live events add to them."""
+    async with stage(1) as found:
+        [engine] = found.engines
+        engine.publish(
+            batch(
+                stored([2], 1, PROMPT[4:], session=None, medium="SHARED"),
+                stored([1], None, PROMPT[:4], session=None, medium="SHARED"),
+                Removed(hashes=[1, 2]),
+            )
+        )
+        engine.publish(batch(Removed(hashes=[BLOCKS])))  # the last batch is replayed in any case
+        await found.old.holding(BLOCKS - 3)
+        before = found.new.shared()
+        await found.start()
+        await found.new.warmed(0)
+        copied = found.new.shared()
+        engine.publish(batch(stored([3], 2, PROMPT[:4], session=None, medium="SHARED")))
+        await until(lambda: found.new.shared() == (3, 12))
+
+        assert (before, copied) == ((0, 0), (2, 8))
+        assert found.new.stats.snapshots["taken"] == 1
+        assert found.new.stats.snapshot_publishers == 1
+        assert len(found.new.ingestor.tiers.storages["volume"].leases) == 3
+        assert engine.replays == [0, BLOCKS // 2 + 1]
+        assert not found.old.paused()
 
 
 async def test_a_client_may_grant_more_chunks_than_there_are(

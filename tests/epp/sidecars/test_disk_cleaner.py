@@ -283,6 +283,22 @@ def test_growth_during_a_walk_removes_files_at_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.bin"))) < 1000
 
 
+def test_files_removed_during_a_walk_are_not_a_size_that_the_folder_had(tmp_path: Path) -> None:
+    """A walk that counts files which are removed before its end does not report them as there, so that the
+    log says of no folder that it was too large although it was not."""
+    for i in range(1000):
+        block(tmp_path, f"{i:06x}", i)
+    size, looks = on_disk(tmp_path), iter(range(10**6))
+    limits = Watermarks(low=size * 2, high=size * 3, limit=size * 4)
+    cleaning = DiskCleaner(
+        str(tmp_path), limits, used=lambda: next(looks) * size, sleep=lambda _: time.sleep(0.2)
+    )
+    found = cleaning.clean(urgent=False).found
+    removed = 1000 - len(list(tmp_path.rglob("*.bin")))
+    assert removed
+    assert found <= size - removed * 8 * KIB
+
+
 def test_a_reader_keeps_the_block_that_it_has_opened(tmp_path: Path) -> None:
     """A file that is removed while it is read is read to its end."""
     path = block(tmp_path, "000001", 0)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from random import Random
 
-from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
+from kvist_sim.virtual.hardware import Hardware
 from kvist_sim.virtual.jobs import NOTHING
 from kvist_sim.virtual.policy import Spec
 from kvist_sim.virtual.traffic import Burst, Session, Shape, answer

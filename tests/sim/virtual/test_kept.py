@@ -7,7 +7,7 @@ import pytest
 from kvist_sim.virtual import ideal, kept
 from kvist_sim.virtual.judge import Verdict
 from kvist_sim.virtual.kept import Kept
-from kvist_sim.virtual.report import contenders
+from kvist_sim.virtual.report import best_ratios, contenders
 from kvist_sim.virtual.runner import Cell, Job, Result
 
 JOB = Job(engines=2, requests=10)
@@ -58,7 +58,8 @@ def test_every_file_that_decides_a_run_is_there() -> None:
 
 def test_every_file_that_decides_a_capacity_is_there() -> None:
     """Capacities are measured again when one of these files changes, so each of them must exist."""
-    assert [name for name in ideal._SOURCES if not Path(ideal.__file__).with_name(name).is_file()] == []
+    folder = Path(ideal.__file__).parent
+    assert [name for name in ideal._SOURCES if not (folder / name).is_file()] == []
 
 
 def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
@@ -107,3 +108,24 @@ def test_beyond_capacity_those_near_the_best_are_fewer() -> None:
     found = contenders([result(policy, goodput) for policy, goodput in goodputs.items()])
 
     assert {policy for _, _, policy in found} == {"kvist", "lmetric", "dynamo"}
+
+
+def test_of_fixed_roles_the_best_ratio_goes_on() -> None:
+    """Each rule with fixed roles is compared at its best ratio; policies without one always go on."""
+    goodputs = {
+        "kvist": 0.9,
+        "kvist-fluid": 0.5,
+        "kvist-pd-1:1": 0.3,
+        "kvist-pd-1:3": 0.4,
+        "llm-d-pd-1:1": 0.1,
+        "llm-d-pd-7:1": 0.0,
+    }
+    found = best_ratios([result(policy, goodput) for policy, goodput in goodputs.items()])
+
+    assert {policy for _, _, policy in found} == {"kvist", "kvist-fluid", "kvist-pd-1:3", "llm-d-pd-1:1"}
+
+
+@pytest.mark.parametrize("policy", ["kvist-fluid", "kvist-pd-1:1", "no-tiers"])
+def test_every_run_of_our_picker_is_made_again_when_it_changes(policy: str) -> None:
+    """A run with disaggregation is one of the picker, too: its code decides which kept runs count."""
+    assert kept.code(policy) == kept.code("kvist") != kept.code("dynamo-pd-1:1")

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits
-from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
+from kvist_sim.virtual.hardware import Hardware
 from kvist_sim.virtual.jobs import CallStatus
 from kvist_sim.virtual.ours import KVIST
 from kvist_sim.virtual.policy import Spec

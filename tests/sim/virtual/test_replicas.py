@@ -8,8 +8,8 @@ from tests.sim.virtual.runs import fixed, run
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
 from kvist_epp.replicas.replication import URGENT_SECONDS
-from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Fleet
+from kvist_sim.virtual.hardware import Hardware
 from kvist_sim.virtual.ideal import TooFewRequestsError, capacity
 from kvist_sim.virtual.ours import KVIST, Kvist
 from kvist_sim.virtual.policy import Context

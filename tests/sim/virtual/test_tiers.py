@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from tests.sim.virtual.policies.ask import Held, asked, context, pods
 from tests.sim.virtual.runs import run
 
-from kvist_sim.virtual.engine import Hardware, VirtualEngine
+from kvist_sim.engine.tiers import DISK, HOST, SHARED, EngineTiers, TierKind, TierNote, TierStore
+from kvist_sim.virtual.engine import VirtualEngine
 from kvist_sim.virtual.fleet import Fleet
+from kvist_sim.virtual.hardware import Hardware
+from kvist_sim.virtual.index_feed import ROOT, IndexFeed
 from kvist_sim.virtual.jobs import BLOCK, NOTHING, Call, Job, Passage
+from kvist_sim.virtual.loads import LoadNote
 from kvist_sim.virtual.noting_pool import NotingPool
-from kvist_sim.virtual.ours import ROOT, IndexFeed
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policies import POLICIES
 from kvist_sim.virtual.policies.dynamo import credit
 from kvist_sim.virtual.policies.llmd import with_lower
 from kvist_sim.virtual.policy import Pod
-from kvist_sim.virtual.tiers import DISK, HOST, SHARED, EngineTiers, LoadNote, TierKind, TierNote, TierStore
 from kvist_sim.virtual.traffic import Shape
 from kvist_sim.virtual.workloads.cases import CASES
 from kvist_sim.virtual.workloads.dialogues import returning
@@ -29,13 +31,13 @@ DICE = Random(7)
 GPU_BLOCKS = 24
 
 
-def engine(*disks: TierStore, host: int = 40, seconds: float = 1e-3) -> VirtualEngine:
+def engine(*disks: TierStore[int], host: int = 40, seconds: float = 1e-3) -> VirtualEngine:
     """Return an engine with a small GPU cache, memory for ``host`` blocks, and these disks."""
-    tiers = EngineTiers(TierStore(TierKind(HOST, host, seconds)), disks)
+    tiers = EngineTiers(TierStore(TierKind(HOST, host, seconds)), disks, tokens=BLOCK)
     return VirtualEngine(Hardware(blocks=GPU_BLOCKS), NotingPool(GPU_BLOCKS, BLOCK), tiers)
 
 
-def disk(blocks: int = 1_000, seconds: float = 2e-3, medium: str = DISK) -> TierStore:
+def disk(blocks: int = 1_000, seconds: float = 2e-3, medium: str = DISK) -> TierStore[int]:
     """Return a disk."""
     return TierStore(TierKind(medium, blocks, seconds))
 

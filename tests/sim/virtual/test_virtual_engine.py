@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from kvist_sim.engine.blocks import BlockPool, Hasher, short
 from kvist_sim.engine.scheduler import Limits, Scheduler
-from kvist_sim.engine.scheduler import Sequence as Real
+from kvist_sim.engine.sequence import Sequence as Real
 from kvist_sim.engine.timing import Timing
-from kvist_sim.virtual.engine import Hardware, VirtualEngine
+from kvist_sim.virtual.engine import VirtualEngine
+from kvist_sim.virtual.hardware import Hardware
 from kvist_sim.virtual.jobs import Call, Job, Passage
 from kvist_sim.virtual.noting_pool import NotingPool
 

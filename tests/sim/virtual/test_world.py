@@ -5,8 +5,8 @@ from statistics import fmean
 import pytest
 from tests.sim.virtual.runs import CHAT, fixed, run
 
-from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change
+from kvist_sim.virtual.hardware import Hardware
 from kvist_sim.virtual.jobs import CallStatus
 from kvist_sim.virtual.judge import first_after, judge, token_time
 from kvist_sim.virtual.policy import Spec
@@ -39,10 +39,14 @@ def test_a_seed_decides_on_everything(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_every_request_ends_once(name: str) -> None:
     """With small caches, a pod lost, one that comes back and one that drains: each request ends once, and
-    those that were answered have both times in order."""
+    those that were answered have both times in order.
+
+    Users ask again when they have their answer: with fixed roles, one or two of three engines answer, and
+    fewer requests come.
+    """
     outcome = run(SPECS[name], hardware=SMALL, changes=LOSS, requests=200)
 
-    assert len(outcome.calls) > 100
+    assert len(outcome.calls) > (100 if SPECS[name].prefill_share is None else 80)
     assert {c.status for c in outcome.calls} <= {CallStatus.DONE, CallStatus.LOST}
     for call in outcome.calls:
         if call.status is CallStatus.DONE:

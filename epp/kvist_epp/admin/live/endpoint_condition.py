@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvist_epp.director.endpoint_registry import EndpointState
+from kvist_epp.director.endpoint_state import EndpointState
 from kvist_epp.endpoints.engine_state import ScrapeState
 from kvist_epp.load.endpoint_load import EndpointLoad
 

@@ -23,7 +23,8 @@ from kvist_epp.admin.live.recent_samples import (
     RecentSamples,
     difference,
 )
-from kvist_epp.director.endpoint_registry import EndpointRegistry, EndpointState
+from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.director.endpoint_state import EndpointState
 from kvist_epp.engines.vllm.kv_events import GPU
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.counters import TIME_TO_FIRST_TOKEN_BUCKETS, Histogram

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvist_epp.engines.vllm.kv_events import CPU, LMCACHE, SHARED, STORAGE
+
 UNKNOWN: Final = "–"
 _THOUSANDS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -68,6 +70,19 @@ def money(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
 
 
+def tier(medium: str) -> str:
+    """Return the usual word for a medium of KV events: ``host``, ``disk``, ``shared``, ``LMCache``."""
+    return _TIERS.get(medium, medium)
+
+
+_TIERS: Final[Mapping[str, str]] = {
+    CPU: "host",
+    STORAGE: "disk",
+    SHARED: "shared",
+    LMCACHE: "LMCache",
+}
+
+
 def _three(value: float) -> str:
     """Return about three digits."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
@@ -81,5 +96,6 @@ FILTERS: Final[Mapping[str, Any]] = {
     "rate": rate,
     "gpu_time": gpu_time,
     "money": money,
+    "tier": tier,
 }
 """For templates."""

@@ -16,10 +16,14 @@ from kvist_epp.names import (
     KV_EVENTS_PORT,
     KV_REPLAY_PORT,
     LABEL_KV_STORAGE,
+    LABEL_KV_STORAGE_TOKENS,
+    NODE_SCOPE,
     POD_DATA_PARALLEL_SIZE,
     POD_KV_EVENTS,
     POD_KV_EVENTS_PORT,
     POD_KV_REPLAY_PORT,
+    POD_KV_STORAGE_SCOPE,
+    POD_KV_TIERS,
 )
 from kvist_kube.object_cache import KubeObject, ObjectMeta
 
@@ -41,6 +45,9 @@ class PodAnnotations(msgspec.Struct, frozen=True):
     kv_replay_port: str | None = msgspec.field(name=POD_KV_REPLAY_PORT, default=None)
     data_parallel_size: str | None = msgspec.field(name=POD_DATA_PARALLEL_SIZE, default=None)
     kv_storage: str | None = msgspec.field(name=LABEL_KV_STORAGE, default=None)
+    kv_storage_scope: str | None = msgspec.field(name=POD_KV_STORAGE_SCOPE, default=None)
+    kv_storage_tokens: str | None = msgspec.field(name=LABEL_KV_STORAGE_TOKENS, default=None)
+    kv_tiers: str | None = msgspec.field(name=POD_KV_TIERS, default=None)
 
 
 class PodMeta(ObjectMeta, frozen=True, rename="camel"):
@@ -71,10 +78,17 @@ class PodStatus(msgspec.Struct, frozen=True):
     pod_ips: list[PodAddress] | None = msgspec.field(name="podIPs", default=None)
 
 
+class PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """``spec`` of a pod."""
+
+    node_name: str = ""
+
+
 class Pod(KubeObject, frozen=True):
     """A pod with the fields that are read."""
 
     metadata: PodMeta
+    spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
@@ -95,7 +109,7 @@ def endpoints_of(pod: Pod, ports: Sequence[int], complain: Complain) -> tuple[En
             namespace=meta.namespace,
             address=address,
             port=port,
-            labels=_labels(meta),
+            labels=_labels(meta, pod.spec.node_name),
             kv_events=events,
             kv_replay=replay,
             ranks=1 if several else _ranks(meta, complain),
@@ -108,10 +122,21 @@ def endpoints_of(pod: Pod, ports: Sequence[int], complain: Complain) -> tuple[En
     )
 
 
-def _labels(meta: PodMeta) -> Mapping[str, str]:
-    """Return the labels of a pod; its annotation of the storage that it shares counts as one."""
-    labels, own = meta.labels or {}, meta.annotations
-    return labels if own is None or own.kv_storage is None else {**labels, LABEL_KV_STORAGE: own.kv_storage}
+def _labels(meta: PodMeta, node: str) -> Mapping[str, str]:
+    """Return the labels of a pod; its annotations of its places of KV blocks count as such.
+
+    Where each node has a storage of its own, the name of the node is added to that of the storage.
+    """
+    labels, own = dict(meta.labels or {}), meta.annotations or PodAnnotations()
+    places = (
+        (LABEL_KV_STORAGE, own.kv_storage),
+        (LABEL_KV_STORAGE_TOKENS, own.kv_storage_tokens),
+        (POD_KV_TIERS, own.kv_tiers),
+    )
+    labels |= {label: value for label, value in places if value is not None}
+    if own.kv_storage_scope == NODE_SCOPE and labels.get(LABEL_KV_STORAGE):
+        labels[LABEL_KV_STORAGE] += f"@{node}"
+    return labels
 
 
 def pod_age(pod: Pod) -> PodAge:

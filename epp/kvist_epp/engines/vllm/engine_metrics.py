@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
-from kvist_epp.engines.vllm import tier_metrics
+from kvist_epp.engines.vllm import tier_metrics, transfer_metrics
 from kvist_epp.engines.vllm.tier_metrics import NO_TIERS, TierCounters
+from kvist_epp.engines.vllm.transfer_metrics import NO_TRANSFERS, TransferCounters
 
 _LABELS = r'(?:[^"\n}]|"(?:\\.|[^"\\\n])*")*'
 _NAMES: Final = (
@@ -22,7 +23,7 @@ _NAMES: Final = (
     r"|prefix_cache_(?:queries|hits)_total|prompt_tokens_(?:total|by_source_total)|generation_tokens_total"
     r"|request_(?:prefill_(?:time_seconds_(?:sum|count)|kv_computed_tokens_sum)"
     r"|decode_time_seconds_(?:sum|count)|time_per_output_token_seconds_(?:sum|count))"
-    rf"|{tier_metrics.NAMES}"
+    rf"|{tier_metrics.NAMES}|{transfer_metrics.NAMES}"
 )
 _LINE: Final = re.compile(rf"^vllm:({_NAMES})(?:\{{({_LABELS})\}})?[ \t]+(\S+)", re.MULTILINE)
 _NEEDED: Final = re.compile(rf"\nvllm:(?:{_NAMES})[{{ \t][^\n]*".encode())
@@ -72,6 +73,7 @@ class EngineSample:
     """Finished requests whose mean time per output token is in ``token_seconds``."""
     token_seconds: float = 0.0
     tiers: TierCounters = NO_TIERS
+    transfers: TransferCounters = NO_TRANSFERS
 
     @property
     def cache_tokens(self) -> int | None:
@@ -107,6 +109,7 @@ def parse_metrics(text: str) -> EngineSample:
     blocks: int | None = None
     size_tokens: int | None = None
     local_compute: float | None = None
+    received = 0.0
     tiers: list[tuple[str, str, float]] = []
     for name, labels, raw in _LINE.findall(text):
         value = _number(raw)
@@ -124,11 +127,14 @@ def parse_metrics(text: str) -> EngineSample:
         elif name == "prompt_tokens_by_source_total":
             if 'source="local_compute"' in labels:
                 local_compute = (local_compute or 0.0) + value
+            elif transfer_metrics.TOKENS_SOURCE in labels:
+                received += value
         elif name.startswith(_TIER_NAMES):
             tiers.append((name, labels, value))
         else:
             totals[name] = totals.get(name, 0.0) + value
     get = totals.get
+    seconds, size = get("nixl_xfer_time_seconds_sum", 0.0), get("nixl_bytes_transferred_sum", 0.0)
     prompt, hits = get("prompt_tokens_total", 0.0), get("prefix_cache_hits_total", 0.0)
     return EngineSample(
         running=max(0, int(get("num_requests_running", 0.0))),
@@ -151,6 +157,7 @@ def parse_metrics(text: str) -> EngineSample:
         token_times=get("request_time_per_output_token_seconds_count", 0.0),
         token_seconds=get("request_time_per_output_token_seconds_sum", 0.0),
         tiers=tier_metrics.tier_counters(tiers) if tiers else NO_TIERS,
+        transfers=TransferCounters(seconds, size, received) if seconds else NO_TRANSFERS,
     )
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from kvist_epp.engines.vllm.extra_keys import read_extra_keys, write_extra_keys
 from kvist_epp.errors import EventError
+from kvist_epp.names import LMCACHE_MEDIUM, SHARED_MEDIUM
 
 MASK: int = (1 << 64) - 1
 GPU: str = "GPU"
@@ -24,8 +25,10 @@ CPU: str = "CPU"
 """Host memory of one engine."""
 STORAGE: str = "STORAGE"
 """Storage of one engine, a disk; or the engine does not say whose."""
-SHARED: str = "SHARED"
+SHARED: str = SHARED_MEDIUM
 """Storage whose events have locality REMOTE (vLLM 0.31 on): other engines may read it, too."""
+LMCACHE: str = LMCACHE_MEDIUM
+"""A server of LMCache. Its connector's events say ``CPU``; endpoints say that it is one."""
 
 Form: TypeAlias = Literal["map", "array"]
 
@@ -54,15 +57,24 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Index of the first block whose content is not (only) text: media, prompt embeddings, unknown keys."""
     session: str | None = None
     """``X-Session-ID`` of the request that caused the event (0.32 on)."""
+    pieces: list[bytes] | None = None
+    """Bytes of each token, in place of ``token_ids``, where an ``EventDecoder`` has read them."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.token_ids if self.pieces is None else self.pieces)
 
     def slice(self, start: int, end: int) -> "Stored":
         """Return the event of the blocks from ``start`` up to ``end``."""
         opaque_from = None if self.opaque_from is None else max(0, self.opaque_from - start)
+        first, last = start * self.block_size, end * self.block_size
         return msgspec.structs.replace(
             self,
             hashes=self.hashes[start:end],
             parent=self.hashes[start - 1] if start else self.parent,
-            token_ids=self.token_ids[start * self.block_size : end * self.block_size],
+            token_ids=self.token_ids[first:last],
+            pieces=None if self.pieces is None else self.pieces[first:last],
             opaque_from=opaque_from if opaque_from is not None and opaque_from < end - start else None,
         )
 
@@ -73,6 +85,8 @@ class Removed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     hashes: list[int]
     medium: str = GPU
     group: int | None = None
+    events: int = 1
+    """Number of the engine's events that were merged to this one."""
 
 
 class Cleared(msgspec.Struct, frozen=True, gc=False):
@@ -99,7 +113,9 @@ _Hash: TypeAlias = int | bytes
 _TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _StoredFields(msgspec.Struct, gc=False):
+class StoredFields(msgspec.Struct, gc=False):
+    """Fields of BlockStored as engines send them."""
+
     block_hashes: list[_Hash]
     parent_block_hash: _Hash | None
     token_ids: list[_TokenId]
@@ -116,39 +132,41 @@ class _StoredFields(msgspec.Struct, gc=False):
     session_id: str | None = None
 
 
-class _RemovedFields(msgspec.Struct, gc=False):
+class RemovedFields(msgspec.Struct, gc=False):
+    """Fields of BlockRemoved as engines send them."""
+
     block_hashes: list[_Hash]
     medium: str | None = None
     group_idx: int | None = None
     locality: str | None = None
 
 
-class _StoredMap(_StoredFields, gc=False, tag="BlockStored", omit_defaults=True):
-    pass
+class StoredMap(StoredFields, gc=False, tag="BlockStored", omit_defaults=True):
+    """BlockStored as a map."""
 
 
-class _StoredArray(_StoredFields, gc=False, tag="BlockStored", array_like=True):
-    pass
+class StoredArray(StoredFields, gc=False, tag="BlockStored", array_like=True):
+    """BlockStored as an array."""
 
 
-class _RemovedMap(_RemovedFields, gc=False, tag="BlockRemoved", omit_defaults=True):
-    pass
+class RemovedMap(RemovedFields, gc=False, tag="BlockRemoved", omit_defaults=True):
+    """BlockRemoved as a map."""
 
 
-class _RemovedArray(_RemovedFields, gc=False, tag="BlockRemoved", array_like=True):
-    pass
+class RemovedArray(RemovedFields, gc=False, tag="BlockRemoved", array_like=True):
+    """BlockRemoved as an array."""
 
 
-class _ClearedMap(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
-    pass
+class ClearedMap(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
+    """AllBlocksCleared as a map."""
 
 
-class _ClearedArray(msgspec.Struct, gc=False, tag="AllBlocksCleared", array_like=True):
-    pass
+class ClearedArray(msgspec.Struct, gc=False, tag="AllBlocksCleared", array_like=True):
+    """AllBlocksCleared as an array."""
 
 
-_MapEvent: TypeAlias = _StoredMap | _RemovedMap | _ClearedMap
-_ArrayEvent: TypeAlias = _StoredArray | _RemovedArray | _ClearedArray
+_MapEvent: TypeAlias = StoredMap | RemovedMap | ClearedMap
+_ArrayEvent: TypeAlias = StoredArray | RemovedArray | ClearedArray
 
 
 class _MapBatch(msgspec.Struct, array_like=True):
@@ -247,18 +265,21 @@ def _is_unknown(item: msgspec.Raw) -> bool:
 
 
 def _normal(wire: _MapEvent | _ArrayEvent) -> Event:
-    if isinstance(wire, _StoredFields):
-        return _stored(wire)
-    if isinstance(wire, _RemovedFields):
-        return Removed(
-            hashes=_hashes(wire.block_hashes),
-            medium=_medium(wire.medium, wire.locality),
-            group=wire.group_idx,
-        )
+    if isinstance(wire, StoredFields):
+        return normal_stored(wire, wire.token_ids)
+    if isinstance(wire, RemovedFields):
+        return normal_removed(wire, wire.block_hashes)
     return Cleared()
 
 
-def _stored(wire: _StoredFields) -> Stored:
+def normal_removed(wire: RemovedFields, hashes: list[_Hash], events: int = 1) -> Removed:
+    """Return the event of these hashes, which may be those of several events like ``wire``."""
+    medium = _medium(wire.medium, wire.locality)
+    return Removed(hashes=_hashes(hashes), medium=medium, group=wire.group_idx, events=events)
+
+
+def normal_stored(wire: StoredFields, token_ids: list[int], pieces: list[bytes] | None = None) -> Stored:
+    """Return the event with these tokens: ids, or the bytes that they stand for."""
     parent = wire.parent_block_hash
     lora = wire.lora_name
     if lora is None and wire.lora_id is not None:
@@ -269,7 +290,7 @@ def _stored(wire: _StoredFields) -> Stored:
     return Stored(
         hashes=_hashes(wire.block_hashes),
         parent=None if parent is None else _hash(parent),
-        token_ids=wire.token_ids,
+        token_ids=token_ids,
         block_size=wire.block_size,
         medium=_medium(wire.medium, wire.locality),
         lora=lora,
@@ -278,6 +299,7 @@ def _stored(wire: _StoredFields) -> Stored:
         salt=salt,
         opaque_from=opaque_from,
         session=wire.session_id,
+        pieces=pieces,
     )
 
 
@@ -316,9 +338,9 @@ def _wire(form: Form, event: Event) -> Any:
     if isinstance(event, Stored):
         return _wire_stored(event, mapped=mapped)
     if isinstance(event, Removed):
-        removed: Callable[..., Any] = _RemovedMap if mapped else _RemovedArray
+        removed: Callable[..., Any] = RemovedMap if mapped else RemovedArray
         return removed(event.hashes, *_wire_medium(event.medium, event.group))
-    return _ClearedMap() if mapped else _ClearedArray()
+    return ClearedMap() if mapped else ClearedArray()
 
 
 def _wire_medium(medium: str, group: int | None) -> tuple[str, int | None, str | None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from kvist_epp.engines.vllm.kv_events import CPU, GPU, SHARED, STORAGE
+from kvist_epp.engines.vllm.kv_events import CPU, GPU, LMCACHE, SHARED, STORAGE
 
 NAMES: Final = (
     r"prompt_tokens_cached_by_source_total"
@@ -24,11 +24,13 @@ _NOT_STORAGE: Final = ("primary", "p2p")
 DEVICE: Final = "device"
 HOST: Final = "host"
 DISK: Final = "disk"
+EXTERNAL: Final = "external_unspecified"
+"""What a connector loaded that does not say from where, as LMCache's."""
 
 
 def source_of(medium: str) -> str:
     """Return the label ``source`` under which the engine counts tokens from a medium of its events."""
-    return {GPU: DEVICE, CPU: HOST}.get(medium, DISK)
+    return {GPU: DEVICE, CPU: HOST, LMCACHE: EXTERNAL}.get(medium, DISK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,16 @@ class TierSpeed:
 class TierSpeedEstimator:
     """Learns the speed of one engine's tiers from successive scrapes.
 
-    Sums of recent loads, in which each weighs 20 % less with every later one of its kind; seconds of loads
-    that overlap add up, so that the speed of a busy tier is what each of them sees.
+    Sums of recent loads, in which those before weigh 20 % less with every later one of 400 tokens or more,
+    and less than that with a smaller one: otherwise loads of one short prompt a scrape would never add up to
+    ``LEAST_TOKENS``. Seconds of loads that overlap add up, so that the speed of a busy tier is what each of
+    them sees.
     """
 
     LEAST_TOKENS: Final = 1000.0
     """Tokens loaded before anything is said: less is mostly the fixed time of a transfer."""
-    KEPT: Final = 0.8
+    FORGOTTEN: Final = 0.2
+    """Share of the sums that a scrape takes away at most."""
     RETRY_SECONDS: Final = 60.0
     """A tier that was not read for so long may have become quicker: then it may be tried again."""
 
@@ -128,13 +133,15 @@ class TierSpeedEstimator:
         tokens = _external(counters) - _external(last)
         size = counters.load_bytes - last.load_bytes
         if tokens > 0 and size > 0:
-            self._tokens = self.KEPT * self._tokens + tokens
-            self._load_bytes = self.KEPT * self._load_bytes + size
-            self._load_seconds = self.KEPT * self._load_seconds + counters.load_seconds - last.load_seconds
+            kept = self._kept(tokens)
+            self._tokens = kept * self._tokens + tokens
+            self._load_bytes = kept * self._load_bytes + size
+            self._load_seconds = kept * self._load_seconds + counters.load_seconds - last.load_seconds
             self._loaded_at = now
         if (read := counters.read_bytes - last.read_bytes) > 0:
-            self._read_bytes = self.KEPT * self._read_bytes + read
-            self._read_seconds = self.KEPT * self._read_seconds + counters.read_seconds - last.read_seconds
+            kept = self._kept(read * self._tokens / self._load_bytes) if self._load_bytes else 1.0
+            self._read_bytes = kept * self._read_bytes + read
+            self._read_seconds = kept * self._read_seconds + counters.read_seconds - last.read_seconds
             self._read_at = now
         self._update()
 
@@ -146,6 +153,11 @@ class TierSpeedEstimator:
             if rate < prefill_rate
             and now - (self._loaded_at if medium == CPU else self._read_at) < self.RETRY_SECONDS
         )
+
+    def _kept(self, tokens: float) -> float:
+        """Return the share of a sum that is kept when so many tokens are added. With small loads the sum
+        tends to twice ``LEAST_TOKENS``."""
+        return 1.0 - min(self.FORGOTTEN, tokens / (2 * self.LEAST_TOKENS))
 
     def _update(self) -> None:
         if self._tokens < self.LEAST_TOKENS or self._load_seconds <= 0:

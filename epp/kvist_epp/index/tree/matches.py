@@ -43,26 +43,17 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
 MISS = Hit()
 
 
-class Matches:
+class Matches(msgspec.Struct, eq=False):
     """A snapshot: later changes of the index do not show in it."""
 
-    __slots__ = ("_bits", "_hits", "_publishers", "groups")
-
-    def __init__(
-        self,
-        groups: list[Group] | None = None,
-        bits: Mapping[int, int] = NO_BITS,
-        publishers: Mapping[int, int] = NO_BITS,
-    ) -> None:
-        """``bits``: publisher number → its bit in the groups; ``publishers``: the reverse. The groups are
-        sorted in place, most tokens first."""
-        self.groups = groups or []
-        if len(self.groups) > 1:
-            self.groups.sort(key=_tokens, reverse=True)
-        self._bits = bits
-        self._publishers = publishers
-        self._hits: dict[int, Hit] = {}
-        """By group: hits without loads are the same for all its holders."""
+    groups: list[Group] = []
+    """Most tokens first."""
+    _bits: Mapping[int, int] = NO_BITS
+    """Publisher number → its bit in the groups."""
+    _publishers: Mapping[int, int] = NO_BITS
+    """The reverse."""
+    _hits: dict[int, Hit] = {}
+    """By group: hits without loads are the same for all its holders."""
 
     def __repr__(self) -> str:
         return f"<Matches {len(self.groups)} groups, best {self.best} tokens>"
@@ -111,7 +102,8 @@ class Matches:
         return None
 
 
-def _tokens(group: Group) -> int:
+def tokens_of(group: Group) -> int:
+    """Return the tokens that the holders of a group hold; the sort key of groups."""
     return group[1]
 
 
@@ -139,24 +131,20 @@ def search(tree: Tree, prompt: bytes, live: int) -> list[Group]:
     end = len(prompt) - 1
     if end < 0 or not (begins := continuations(tree.root.children, -1, prompt, 0, end)):
         return []
-    walk = _Walk(tree.block_size, prompt, end)
-    walk.todo += [(first, 0, (live, 0, None)) for first in begins]
+    walk = _Walk(tree.block_size, prompt, end, [(first, 0, (live, 0, None)) for first in begins])
     walk.run()
     return walk.groups
 
 
-class _Walk:
+class _Walk(msgspec.Struct, eq=False):
     """One match in one tree."""
 
-    __slots__ = ("block_size", "end", "groups", "prompt", "todo")
-
-    def __init__(self, block_size: int, prompt: bytes, end: int) -> None:
-        self.block_size = block_size
-        self.prompt = prompt
-        self.end = end
-        self.groups: list[Group] = []
-        self.todo: list[tuple[Segment, int, Reached]] = []
-        """(next segment, its offset in the prompt, holders so far)"""
+    block_size: int
+    prompt: bytes
+    end: int
+    todo: list[tuple[Segment, int, Reached]]
+    """(next segment, its offset in the prompt, holders so far)"""
+    groups: list[Group] = []
 
     def run(self) -> None:
         """Follow the segments until no publisher holds the next."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from kvist_epp.index.tree.holders import SEGMENT_BLOCKS, Holders
+from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS, Holders
 
 if TYPE_CHECKING:
     from kvist_epp.index.tree.holders import Presence
@@ -136,6 +136,21 @@ class Segment:
             return 1 << names.index(name)
         except ValueError:
             return 0
+
+    def run_of(self, who: Presence, names: Sequence[int], start: int) -> tuple[int, int]:
+        """Return the mask of the blocks that a publisher calls by ``names`` from ``start`` on, and the number
+        of these names, at least one.
+
+        Names that follow are taken, too, if they are in the order of eviction, the last of a chain first.
+        """
+        if self.shadowed or self.alias:
+            return self.bit_of(who, names[start]), 1
+        at = self.hashes.index(names[start])
+        mine, theirs = self.hashes[at::-1], tuple(names[start : start + at + 1])
+        count = len(theirs)
+        if mine[:count] != theirs:
+            count = next(n for n, (one, other) in enumerate(zip(mine, theirs, strict=False)) if one != other)
+        return ONES[count] << at + 1 - count, count
 
     def hides(self, names: Iterable[int]) -> bool:
         """Whether one of these names, unknown to the mapping, is a block's here all the same."""

@@ -74,10 +74,11 @@ class Storing:
             return False
         room = SEGMENT_BLOCKS - at - 1 if forest.has_room(segment, at) else SEGMENT_BLOCKS
         names = self.hashes[self.done : self.done + room]
-        if not self._unheard(names) or segment.hides(names):
+        shards = forest.nodes.shards(names)
+        if not self._unheard(names, shards) or segment.hides(names):
             return False
         segment, low = forest.add(segment, at, names, self.blocks[self.done : self.done + room])
-        forest.nodes.put(names, segment)
+        forest.nodes.put(names, shards, segment)
         if segment.alias and self.who in segment.alias:
             segment.alias[self.who][low:] = names
         self._hold(segment, low, names)
@@ -92,7 +93,7 @@ class Storing:
         take = min(len(segment.hashes) - low, len(self.hashes) - self.done)
         names = self.hashes[self.done : self.done + take]
         free = not segment.held(self.who.bit) & ONES[take] << low
-        if not take or not free or not self._unheard(names):
+        if not take or not free or not self._unheard(names, self.forest.nodes.shards(names)):
             return False
         if not _same_bytes(segment, low, self.blocks[self.done : self.done + take]):
             return False
@@ -101,12 +102,12 @@ class Storing:
         self._hold(segment, low, names)
         return True
 
-    def _unheard(self, names: tuple[int, ...]) -> bool:
+    def _unheard(self, names: tuple[int, ...], shards: Sequence[dict[int, Segment]]) -> bool:
         """Whether no block has one of these names, for the publisher or for the others."""
         own = self.who.own
         if own and not own.keys().isdisjoint(names):
             return False
-        return not self.forest.nodes.any_of(names) and len(set(names)) == len(names)
+        return not self.forest.nodes.any_of(names, shards) and len(set(names)) == len(names)
 
     def _one(self) -> None:
         """Takes one block, whatever its hash meant before and to others."""

@@ -218,10 +218,10 @@ async def _running(plan: EppPlan, folder: Path, say: Console) -> AsyncIterator[E
         children = await stack.enter_async_context(Children(folder, grace_seconds=10))
         upstream = [sys.executable, "-m", "kvist_sim.bench.harness.upstream", *(str(e.http) for e in engines)]
         children.start("upstream", upstream)
-        await _start_publisher(children, plan, engines, folder)
+        await start_publisher(children, plan.kinds, engines, folder)
         say.print(f"upstream with {ENDPOINTS} ports and event publisher ready")
         pickers = await _start_pickers(children, plan, engines, folder)
-        blocks = [await _warm(picker) for picker in pickers.values()]
+        blocks = [await warm_index(picker) for picker in pickers.values()]
         say.print(f"pickers ready: {', '.join(pickers)}; {min(blocks):,} blocks in the index")
         if plan.profile:
             for picker in pickers.values():
@@ -233,17 +233,20 @@ async def _running(plan: EppPlan, folder: Path, say: Console) -> AsyncIterator[E
         yield EppBench(ports, running, min(blocks))
 
 
-async def _start_publisher(
-    children: Children, plan: EppPlan, engines: Sequence[launch.EnginePorts], folder: Path
+async def start_publisher(
+    children: Children, kinds: Sequence[Kind], engines: Sequence[launch.EnginePorts], folder: Path
 ) -> None:
-    """Start the publisher and wait for its file, written when all sockets are bound and all events can be
-    replayed."""
+    """Start the publisher of the prefixes that these requests share.
+
+    Waits for its file, written when all sockets are bound and all events can be replayed. Raises
+    ChildFailedError.
+    """
     ready = folder / "published"
     spec = folder / "publisher.json"
     spec.write_text(
         json.dumps(
             {
-                "kinds": [(kind.kilobytes, kind.shape.name) for kind in plan.kinds],
+                "kinds": [(kind.kilobytes, kind.shape.name) for kind in kinds],
                 "blocks": INDEX_BLOCKS,
                 "sockets": [(e.events, e.replay) for e in engines],
                 "ready": str(ready),
@@ -302,8 +305,8 @@ def _program(plan: EppPlan, way: Way, folder: Path) -> Sequence[str]:
     return profiled(folder, way.picker) if plan.profile else launch.PICKER
 
 
-async def _warm(picker: launch.Picker) -> int:
-    """Wait for all events; the number of blocks in the index."""
+async def warm_index(picker: launch.Picker) -> int:
+    """Wait for all events; return the number of blocks in the index. Raises ChildFailedError."""
     deadline = asyncio.get_running_loop().time() + WARM_SECONDS
     while (blocks := int(await launch.metric(picker, BLOCKS_METRIC))) < INDEX_BLOCKS:
         picker.child.check()

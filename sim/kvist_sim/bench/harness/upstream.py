@@ -51,6 +51,13 @@ class Upstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is no subclass
 
+    def on_body(self, data: bytes) -> None:
+        """Take a part of a body, with the line ends of chunks; nothing is kept."""
+
+    def respond(self) -> None:
+        """Answer a request whose body has come."""
+        self._transport.write(ANSWER)
+
     def data_received(self, data: bytes) -> None:
         """Parse the received bytes."""
         while data:
@@ -65,8 +72,9 @@ class Upstream(asyncio.Protocol):
         """Body bytes, or a chunk with its line end; what follows."""
         taken = min(self._left, len(data))
         self._left -= taken
+        self.on_body(data[:taken])
         if self._left == 0 and not self._chunked:
-            self._transport.write(ANSWER)
+            self.respond()
         return data[taken:]
 
     def _chunk(self, data: bytes) -> bytes:
@@ -79,7 +87,7 @@ class Upstream(asyncio.Protocol):
         self._line = b""
         if line == b"0":
             self._chunked = False
-            self._transport.write(ANSWER)
+            self.respond()
             return rest[len(end) :]
         self._left = int(line, 16) + len(end)
         return rest

@@ -9,12 +9,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvist_sim.bench.route.page import stamped, write
+from kvist_sim.bench.route.disaggregation import write as write_disaggregation
+from kvist_sim.bench.route.page import stamped, write, write_tiers
 from kvist_sim.virtual.ideal import GOOD, TooFewRequestsError
 from kvist_sim.virtual.kept import Kept
-from kvist_sim.virtual.report import contenders, document, sentences, table
-from kvist_sim.virtual.runner import IDEAL, SPECS, Cell, Job, Result, cells, run_all
-from kvist_sim.virtual.workloads.cases import CASES
+from kvist_sim.virtual.report import OURS, best_ratios, contenders, document, sentences, table
+from kvist_sim.virtual.runner import (
+    DISAGGREGATING,
+    IDEAL,
+    NO_TIERS,
+    SPECS,
+    Cell,
+    Job,
+    Result,
+    cells,
+    run_all,
+)
+from kvist_sim.virtual.workloads.cases import CASES, DISAGGREGATION_CASES
 from kvist_sim.virtual.workloads.mooncake import trace
 from kvist_sim.virtual.world import Setting
 
@@ -48,10 +59,11 @@ def _refused(problem: str) -> int:
 def _results(options: argparse.Namespace, kept: Kept | None) -> list[Result]:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     job = _job(options)
-    asked = cells(_workloads(options), options.load, options.policy or (*SPECS, IDEAL), seeds)
+    every = cells(_workloads(options), options.load, options.policy or _policies(options), seeds)
+    asked = [cell for cell in every if cell.policy != NO_TIERS or job.has_tiers(cell.case)]
     screened = options.first_seed + options.screen if options.screen else seeds.stop
     results = _run(options, job, [cell for cell in asked if cell.seed < screened], kept)
-    still = contenders(results)
+    still = best_ratios(results) if options.disaggregation else contenders(results)
     there = {result.cell for result in kept.of(asked)} if kept else set()
     later = [c for c in asked if c.seed >= screened and (c in there or (c.case, c.load, c.policy) in still)]
     results += _run(options, job, later, kept)
@@ -106,15 +118,27 @@ def _offered(options: argparse.Namespace, name: str, results: Sequence[Result]) 
     }
 
 
+def _policies(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of the policies of the table."""
+    shared = [spec.name for spec in DISAGGREGATING]
+    if options.disaggregation:
+        return (OURS, *shared, IDEAL)
+    return (*[name for name in SPECS if name not in shared], NO_TIERS, IDEAL)
+
+
 def _workloads(options: argparse.Namespace) -> Sequence[str]:
     if options.trace is not None:
         return (trace(options.trace).name,)
-    return options.workload or tuple(case.name for case in CASES)
+    cases = DISAGGREGATION_CASES if options.disaggregation else CASES
+    return options.workload or tuple(case.name for case in cases)
 
 
 def _problem(options: argparse.Namespace) -> str:
     """Return the first invalid option in words; empty if all are valid."""
-    known = {"--workload": {case.name for case in CASES}, "--policy": {*SPECS, IDEAL}}
+    known = {
+        "--workload": {case.name for case in (*CASES, *DISAGGREGATION_CASES)},
+        "--policy": {*SPECS, NO_TIERS, IDEAL},
+    }
     for flag, given in (("--workload", options.workload), ("--policy", options.policy)):
         for name in given:
             if name not in known[flag]:
@@ -140,4 +164,7 @@ def _write(options: argparse.Namespace, results: Sequence[Result]) -> None:
     elif options.json:
         Path(options.json).write_text(text)
     if options.write_docs:
-        write(Path(options.write_docs), found)
+        tiered = all(_job(options).has_tiers(str(one["name"])) for one in offered)
+        plain = write_tiers if tiered else write
+        write_page = write_disaggregation if options.disaggregation else plain
+        write_page(Path(options.write_docs), found)

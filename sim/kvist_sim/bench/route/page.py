@@ -14,6 +14,8 @@ from kvist_sim.bench.harness.proof import placed
 
 NAME: Final = "route"
 """Name of the section in the page: ``<!-- route -->``."""
+TIERS_NAME: Final = "route-tiers"
+"""That of runs in which all engines have slower places for blocks."""
 PICTURES: Final = "pictures"
 """Folder beside the page."""
 OURS: Final = "kvist"
@@ -38,6 +40,36 @@ def write(page: Path, found: Mapping[str, Any]) -> None:
     shown = [plots.write(picture, page.parent / PICTURES) for picture in drawn]
     text = "\n".join([stamp(found), workloads(found), *shown, table(found), everybody(found)])
     page.write_text(placed(page.read_text(), NAME, text))
+
+
+def write_tiers(page: Path, found: Mapping[str, Any]) -> None:
+    """Write ``found`` to the section of slower places. Raises SystemExit without such a section."""
+    text = "\n".join([stamp(found), workloads(found), tiers(found)])
+    page.write_text(placed(page.read_text(), TIERS_NAME, text))
+
+
+def tiers(found: Mapping[str, Any]) -> str:
+    """Return a table of goodput, times to the first token and hits of every policy, a row for each workload
+    and load; rows in which ours is not the best, or within 2 %, are marked."""
+    rows = {(row["case"], row["load"], row["policy"]): row for row in found["rows"]}
+    names = [OURS, *sorted({row["policy"] for row in found["rows"]} - {OURS})]
+    lost = {(one["case"], one["load"]) for one in found["standing"] if one["lost"]}
+    lines = []
+    for case, load in dict.fromkeys((row["case"], row["load"]) for row in found["rows"]):
+        cells = [case, f"{load:.0%}{' **lost**' if (case, load) in lost else ''}"]
+        cells += [_of_tier(rows.get((case, load, name))) for name in names]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    head = f"| workload | load | {' | '.join(names)} |\n{'|---' * (len(names) + 2)}|\n"
+    return (
+        f"Goodput; TTFT p50 / p90 / p99 in seconds; share of prompt tokens cached.\n\n{head}{''.join(lines)}"
+    )
+
+
+def _of_tier(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    times = " / ".join(f"{row[name]:.2f}" for name in ("ttft_p50", "ttft_p90", "ttft_p99"))
+    return f"{_share(row['goodput'])}; {times}; {row['hit_ratio']:.0%}"
 
 
 def stamp(found: Mapping[str, Any]) -> str:
@@ -92,7 +124,7 @@ def everybody(found: Mapping[str, Any]) -> str:
     names = sorted({row["policy"] for row in found["rows"]}, key=lambda name: _standing(name, shares))
     most = max((row["seeds"] for row in found["rows"]), default=0)
     lines = [
-        f"| {case} | {load:.0%} | {' | '.join(_cell(policies.get(name), most) for name in names)} |\n"
+        f"| {case} | {load:.0%} | {' | '.join(_cells(policies, names))} |\n"
         for (case, load), policies in shares.items()
     ]
     head = f"| goodput, % | load | {' | '.join(names)} |\n{'|---' * (len(names) + 2)}|\n"
@@ -105,6 +137,13 @@ def everybody(found: Mapping[str, Any]) -> str:
 def _standing(name: str, shares: Mapping[Any, Mapping[str, Mapping[str, Any]]]) -> tuple[bool, float]:
     means = [policies[name]["goodput"]["mean"] for policies in shares.values() if name in policies]
     return name == "ideal", -sum(means) / len(means)
+
+
+def _cells(policies: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return the goodput of these policies in one row; those with fewer seeds than others there have a
+    mark."""
+    most = max(row["seeds"] for row in policies.values())
+    return [_cell(policies.get(name), most) for name in names]
 
 
 def _cell(row: Mapping[str, Any] | None, most: int) -> str:

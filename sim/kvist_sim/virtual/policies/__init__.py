@@ -6,15 +6,17 @@
 - ``least_cost``: policies that minimise one predicted cost: Mooncake's greedy TTFT, and LMetric.
 - ``llmd``: weighted scorers and the affinity filter of llm-d's endpoint picker.
 - ``dynamo``: NVIDIA Dynamo's KV router.
+- ``disaggregated``: llm-d's threshold and Dynamo's conditional disaggregation, with fixed roles.
 - ``cache_aware``: the policy of that name of SGLang's router and vllm-router.
 - ``approximate``: their approximate radix tree.
 """
 
 from typing import Final
 
-from kvist_sim.virtual.policy import Spec
+from kvist_sim.virtual.policy import RATIOS, Spec
 
 from .cache_aware import CacheAware
+from .disaggregated import ConditionalDisaggregation, ThresholdDecider
 from .dynamo import Dynamo
 from .hashing import BoundedLoads, SessionHash
 from .least_cost import Greedy, LMetric
@@ -41,3 +43,26 @@ POLICIES: Final = (
     Spec("lmetric", "prefill tokens x batch; LMetric, OSDI 2026", LMetric, events=True),
 )
 """In the order of tables."""
+
+DISAGGREGATED: Final = tuple(
+    spec
+    for ratio, share in RATIOS.items()
+    for spec in (
+        Spec(
+            f"llm-d-pd-{ratio}",
+            f"prefix-based-pd-decider, prefill to decode {ratio}; llm-d's guide",
+            ThresholdDecider,
+            events=True,
+            scrape_seconds=SCRAPE_SECONDS,
+            prefill_share=share,
+        ),
+        Spec(
+            f"dynamo-pd-{ratio}",
+            f"conditional disaggregation, prefill to decode {ratio}; NVIDIA Dynamo 1.6",
+            ConditionalDisaggregation,
+            events=True,
+            prefill_share=share,
+        ),
+    )
+)
+"""Policies with fixed roles."""

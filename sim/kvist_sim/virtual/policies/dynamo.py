@@ -23,8 +23,8 @@ from math import exp
 from random import Random
 from typing import Final
 
+from kvist_sim.engine.tiers import DISK, HOST, SHARED
 from kvist_sim.virtual.policy import Context, Pod, Request
-from kvist_sim.virtual.tiers import DISK, HOST, SHARED
 
 from .counters import Prefill, depth, least
 
@@ -56,7 +56,7 @@ class Dynamo(Prefill):
         self._weights = weights
         self._active: defaultdict[Pod, Counter[int]] = defaultdict(Counter)
 
-    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
         held = self._context.overlaps.match(request.blocks, pods)
         lower = self._context.overlaps.lower(request.blocks, pods, held)
         credited = [blocks + credit(below, self._weights) for blocks, below in zip(held, lower, strict=True)]

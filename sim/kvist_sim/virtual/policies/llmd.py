@@ -31,8 +31,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvist_sim.engine.tiers import HOST
 from kvist_sim.virtual.policy import Context, Overlaps, Pod, Quiet, Request
-from kvist_sim.virtual.tiers import HOST
 
 from .counters import Prefill, depth, most
 

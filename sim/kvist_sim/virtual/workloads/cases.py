@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Final
 
+from kvist_sim.engine.tiers import DISK, GIB, HOST, NETWORK, NVME, PCIE, SHARED, TierKind
 from kvist_sim.engine.timing import KV_BYTES_PER_TOKEN
-from kvist_sim.virtual.engine import H100, Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
-from kvist_sim.virtual.tiers import DISK, GIB, HOST, NETWORK, NVME, PCIE, SHARED, TierKind
+from kvist_sim.virtual.hardware import H100, Hardware
+from kvist_sim.virtual.jobs import BLOCK
 from kvist_sim.virtual.traffic import Shape
 from kvist_sim.virtual.workloads import dialogues, prefixes
 
@@ -29,6 +30,11 @@ class Case:
 def even(engines: int) -> Fleet:
     """Return a pool of equal engines."""
     return Fleet((Hardware(),) * engines)
+
+
+def small_caches(engines: int) -> Fleet:
+    """Return a pool of equal engines with a third of the usual cache, which decoding sequences fill."""
+    return Fleet((Hardware().scaled(1.0, 1 / 3),) * engines)
 
 
 def uneven(engines: int) -> Fleet:
@@ -62,20 +68,20 @@ def rolling(engines: int) -> Fleet:
 def memory_and_disk(engines: int) -> Fleet:
     """Each engine has 256 GiB of memory and a local drive for blocks: four times what its GPU holds, and
     thirty times."""
-    tiers = (TierKind.of(HOST, 256 * GIB, PCIE), TierKind.of(DISK, 1920 * GIB, NVME))
+    tiers = (TierKind.of(HOST, 256 * GIB, PCIE, BLOCK), TierKind.of(DISK, 1920 * GIB, NVME, BLOCK))
     return replace(even(engines), tiers=tiers)
 
 
 def memory_and_volume(engines: int) -> Fleet:
     """Each engine has 64 GiB of memory, as much as its GPU, and all of them one volume behind a network."""
-    tiers = (TierKind.of(HOST, 64 * GIB, PCIE), TierKind.of(SHARED, 32 * 1024 * GIB, NETWORK))
+    tiers = (TierKind.of(HOST, 64 * GIB, PCIE, BLOCK), TierKind.of(SHARED, 32 * 1024 * GIB, NETWORK, BLOCK))
     return replace(even(engines), tiers=tiers)
 
 
 def memory_and_slow_disk(engines: int) -> Fleet:
     """Each engine has 64 GiB of memory and a disk that reads a block in four times the time to compute it."""
     bandwidth = KV_BYTES_PER_TOKEN * H100.prefill_tokens_per_second / 4
-    tiers = (TierKind.of(HOST, 64 * GIB, PCIE), TierKind.of(DISK, 1920 * GIB, bandwidth))
+    tiers = (TierKind.of(HOST, 64 * GIB, PCIE, BLOCK), TierKind.of(DISK, 1920 * GIB, bandwidth, BLOCK))
     return replace(even(engines), tiers=tiers)
 
 
@@ -230,6 +236,49 @@ def _archive(engines: int) -> Shape:
         standing=700.0,
     )
 
+
+def _lengths(name: str, summary: str, *kinds: tuple[float, int, int]) -> Callable[[int], Shape]:
+    """Return a workload for disaggregation, with a TPOT that prompts of others on the same engine
+    endanger."""
+
+    def shape(_engines: int) -> Shape:
+        return Shape(
+            name=name, summary=summary, bursts=prefixes.lengths(kinds), requests=1.0, tpot=TIGHT_TPOT
+        )
+
+    return shape
+
+
+def _bursts(_engines: int) -> Shape:
+    return Shape(
+        name="pd-bursts",
+        summary="500 tokens in, 400 out; and one time in 40, 16 prompts of 6,000 tokens at once",
+        bursts=prefixes.long_bursts(1 / 40, 16, 6_000, 400),
+        requests=1.0 + 15 / 40,
+        ttft=3.0,
+        tpot=TIGHT_TPOT,
+    )
+
+
+TIGHT_TPOT: Final = 0.040
+"""Seconds per token after the first: 25 tokens a second, for agents and speech."""
+DISAGGREGATION_CASES: Final = (
+    Case("pd-long-short", _lengths("pd-long-short", "6,000 tokens in, 100 out", (1.0, 6_000, 100)), even),
+    Case(
+        "pd-short-long",
+        _lengths("pd-short-long", "1,000 tokens in, 1,000 out, a third of the cache", (1.0, 1_000, 1_000)),
+        small_caches,
+    ),
+    Case(
+        "pd-mixed",
+        _lengths(
+            "pd-mixed", "half as long-short, half as short-long", (0.5, 6_000, 100), (0.5, 1_000, 1_000)
+        ),
+        even,
+    ),
+    Case("pd-bursts", _bursts, even),
+)
+"""Workloads of the table of disaggregation."""
 
 CASES: Final = (
     Case("system-prompts", _system_prompts, even),

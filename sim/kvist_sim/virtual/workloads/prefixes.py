@@ -1,6 +1,6 @@
 """Requests that come alone: system prompts, groups, a hot prefix, nothing shared, bursts of one prompt."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from kvist_sim.virtual.jobs import NOTHING, Passage
@@ -49,6 +49,31 @@ def unshared(median: int) -> Callable[[Random], Iterator[Burst]]:
     def bursts(_shared: Random) -> Iterator[Burst]:
         while True:
             yield [_asks(NOTHING, (median, 1.0), (250, 0.7))]
+
+    return bursts
+
+
+def lengths(kinds: Sequence[tuple[float, int, int]]) -> Callable[[Random], Iterator[Burst]]:
+    """Kinds of requests that share nothing: (weight, median prompt, median answer) each, in tokens."""
+    weights = [weight for weight, _, _ in kinds]
+
+    def bursts(shared: Random) -> Iterator[Burst]:
+        while True:
+            [(_, prompt, output)] = shared.choices(kinds, weights)
+            yield [_asks(NOTHING, (prompt, 0.4), (output, 0.4))]
+
+    return bursts
+
+
+def long_bursts(share: float, size: int, prompt: int, output: int) -> Callable[[Random], Iterator[Burst]]:
+    """Short questions with long answers, and with a probability ``size`` long prompts at once."""
+
+    def bursts(shared: Random) -> Iterator[Burst]:
+        while True:
+            if shared.random() < share:
+                yield [_asks(NOTHING, (prompt, 0.4), (100, 0.4))] * size
+            else:
+                yield [_asks(NOTHING, (500, 0.8), (output, 0.4))]
 
     return bursts
 

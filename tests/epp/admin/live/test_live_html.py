@@ -124,6 +124,26 @@ def test_every_figure_is_in_the_text(html: LiveHtml) -> None:
     assert "Money saved" in found.text
 
 
+def test_slower_tiers_have_a_column_where_there_are_any(html: LiveHtml) -> None:
+    """Tokens on host memory and storage stand beside the KV cache; a pool whose engines have none, or a
+    replica of an older version, is without the column."""
+    doc = merged(document(endpoints=3), {})
+    _, tiered = page(html, doc)
+    for one in doc["endpoints"]:
+        one["tiers"] = {}
+    del doc["endpoints"][0]["tiers"]
+    _, plain = page(html, doc)
+
+    def cells(found: Checker) -> tuple[int, int]:
+        roles = [attributes.get("role") for _, attributes in found.elements]
+        labels = [attributes.get("data-label") for _, attributes in found.elements]
+        return roles.count("columnheader"), labels.count("Slower tiers")
+
+    assert "11M" in tiered.text
+    assert "host\xa02M, shared\xa09M" in tiered.text
+    assert (cells(tiered)[0] - cells(plain)[0], cells(tiered)[1], cells(plain)[1]) == (1, 3, 0)
+
+
 def test_links_lead_to_the_picker_itself_under_any_prefix(html: LiveHtml) -> None:
     """Every address is relative, for proxies that serve the page below a path."""
     _, found = page(html, merged(document(picks=1), {}))

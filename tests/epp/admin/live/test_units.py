@@ -39,3 +39,12 @@ from kvist_epp.admin.live import units
 def test_figures_are_short_and_have_a_unit(shown: str, text: str) -> None:
     """Three digits, the unit that fits, and a dash where nothing is known."""
     assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("medium", "word"),
+    [("CPU", "host"), ("STORAGE", "disk"), ("SHARED", "shared"), ("LMCACHE", "LMCache"), ("TAPE", "TAPE")],
+)
+def test_each_place_of_blocks_has_a_word(medium: str, word: str) -> None:
+    """Every medium of KV events has a word, and one that is not known is shown as it is."""
+    assert units.tier(medium) == word

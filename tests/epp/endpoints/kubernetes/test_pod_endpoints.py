@@ -94,6 +94,35 @@ def test_the_storage_that_an_engine_shares_has_a_name(
     assert endpoint.storage_namespace == expected
 
 
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"kvist.dev/kv-tiers": "lmcache", "kvist.dev/kv-storage-namespace": "a"}, "lmcache/a"),
+        ({"kvist.dev/kv-tiers": "host,lmcache"}, "lmcache/ns/a"),
+        ({"kvist.dev/kv-tiers": "host", "kvist.dev/kv-storage-namespace": "a"}, "a"),
+        ({"kvist.dev/kv-storage-scope": "node", "kvist.dev/kv-storage-namespace": "a"}, "a@n1"),
+        ({"kvist.dev/kv-storage-scope": "node"}, ""),
+        ({"kvist.dev/kv-storage-scope": "moon", "kvist.dev/kv-storage-namespace": "a"}, "a"),
+    ],
+)
+def test_a_server_of_lmcache_has_a_name_of_its_own(annotations: dict[str, str], expected: str) -> None:
+    """A server is no volume, whatever its name; without one no other endpoint shares it. Where each node has
+    a storage of the name, the node's name is added."""
+    described = pod(annotations=annotations)
+    described["spec"] = {"nodeName": "n1"}
+    [endpoint] = made(described)
+
+    assert endpoint.storage_namespace == expected
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("48000", 48_000), ("0", None), ("many", None)])
+def test_a_server_s_size_is_read(text: str, tokens: int | None) -> None:
+    """Tokens that a server of LMCache can hold; anything but a positive number is not known."""
+    [endpoint] = made(pod(annotations={"kvist.dev/kv-storage-tokens": text}))
+
+    assert endpoint.storage_tokens == tokens
+
+
 def test_annotations_win_over_labels() -> None:
     """Event ports come from labels or annotations; annotations take precedence."""
     labels = {"kvist.dev/kv-events-port": "7000", "kvist.dev/data-parallel-size": "2"}

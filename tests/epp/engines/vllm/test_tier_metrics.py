@@ -101,6 +101,20 @@ def test_a_few_tokens_and_restarts_say_nothing() -> None:
     assert estimator.rates == {}
 
 
+def test_loads_of_one_short_prompt_a_scrape_are_measured() -> None:
+    """Small loads add up, at a speed that follows a disk which becomes slower within a few more of them."""
+    estimator = TierSpeedEstimator()
+    for at in range(8):
+        estimator.observe(counters(192.0 * at, 0.001 * at, 192.0 * at, 0.1 * at), float(at))
+    quick = estimator.rates["SHARED"]
+    for at in range(8, 13):
+        late = 192.0 * at
+        estimator.observe(counters(late, 0.001 * at, late, 0.7 + (at - 7.0)), float(at))
+
+    assert quick == pytest.approx(192 / 0.101)
+    assert estimator.skipped(1000.0, 13.0) == {"STORAGE", "SHARED"}
+
+
 def test_engines_without_these_metrics_have_no_speed() -> None:
     """No connector, or no counters of tokens by source: the defaults count."""
     estimator = TierSpeedEstimator()

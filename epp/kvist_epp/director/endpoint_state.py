@@ -1,0 +1,27 @@
+"""All that is known of one endpoint, in one record."""
+
+from dataclasses import dataclass, field
+
+from kvist_epp.endpoints.engine_state import EngineState
+from kvist_epp.index.index_accuracy import AccuracyMonitor
+from kvist_epp.index.lookup import Member
+from kvist_epp.index.storage_trust import StorageTrust
+from kvist_epp.index.tier_accuracy import TierAccuracy
+from kvist_epp.scheduling.pick import Candidate
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EndpointState(Candidate):
+    """All that is known of one endpoint, besides the events themselves and the prompts routed there.
+
+    ``load`` is the load tracker's, ``scrape`` the scraper's and ``member`` the look-up's: each changes its
+    own, and all are dropped together when the endpoint leaves.
+    """
+
+    scrape: EngineState
+    member: Member
+    accuracy: AccuracyMonitor = field(default_factory=AccuracyMonitor)
+    tiers: TierAccuracy = field(default_factory=TierAccuracy)
+    storage_trust: StorageTrust = field(default_factory=StorageTrust)
+    restarts: int = 0
+    """Restarts of its engine that ``accuracy`` takes account of."""
