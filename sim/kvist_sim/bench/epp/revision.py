@@ -18,7 +18,7 @@ from kvist_epp.settings.settings import Settings
 
 PACKAGES: Final = ("epp", "common", "operator")
 """Folders that a picker may import from. A revision before ``common`` or ``operator`` is run without."""
-BEST_REVISION: Final = "b45df61"
+BEST_REVISION: Final = "93d577c"
 """Revision with the lowest CPU time per request so far, which ``make bench-guard`` compares with.
 
 Change it only to a revision that a run of ``kvist bench epp --baseline`` has shown to be better."""
