@@ -8,6 +8,7 @@ nothing else, so that an answer that was slower is shown, and is no failure.
 """
 
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -96,6 +97,9 @@ FAULTS: tuple[Fault, ...] = (
 async def main(names: set[str]) -> int:
     """Run all trials, or those with these names; return the number of those that failed."""
     failed = 0
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # engines end with it
     with tempfile.TemporaryDirectory() as folder:
         async with PrefillDecode(Path(folder)) as pool:
             await pool.until(WARM, 1)
@@ -112,7 +116,7 @@ async def report(fault: Fault, trial: Trial) -> bool:
         async with asyncio.timeout(900):
             await fault.run(trial)
     except (Exception, ExceptionGroup) as error:  # noqa: BLE001  the others are tried, too
-        outcome, why = "FAILED", "".join(traceback.format_exception(error))
+        outcome, why = "FAILED", "".join(traceback.format_exception(error)) + trial.pool.picker.tail() + "\n"
     name = fault.run.__name__.replace("_", " ")
     slow = "" if trial.slowest <= fault.seconds else " EXCEEDED"
     sys.stdout.write(

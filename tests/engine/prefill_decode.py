@@ -283,9 +283,13 @@ class PrefillDecode(RealParts):
             lines = (await response.text()).splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[:1] != "#"}
 
+    async def series(self, name: str, engine: int | None = None) -> dict[str, float]:
+        """Return the series whose names match a regular expression."""
+        return {key: value for key, value in (await self.figures(engine)).items() if re.fullmatch(name, key)}
+
     async def counted(self, name: str, engine: int | None = None) -> float:
         """Return the sum of the series whose names match a regular expression."""
-        return sum(value for key, value in (await self.figures(engine)).items() if re.fullmatch(name, key))
+        return sum((await self.series(name, engine)).values())
 
     async def until(self, name: str, value: float, engine: int | None = None) -> None:
         """Wait until a metric is at least this; the test's time limit bounds it."""
