@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 """No network, no telemetry, loopback only, one thread: two engines share two cores."""
+WAITING = Path(__file__).parent / "waiting"
+"""On the PYTHONPATH of every engine: a plugin that lets its processes wait where they ask in a loop."""
 
 
 class EngineError(RuntimeError):
@@ -50,7 +52,7 @@ class Process:
             *self._arguments,
             stdout=self._log,
             stderr=self._log,
-            env={**os.environ, **ENVIRONMENT, **self._environment},
+            env=self._complete_environment(),
             start_new_session=True,
         )
         try:
@@ -58,6 +60,11 @@ class Process:
                 await self._until_healthy([f"{url}{health}" for url in urls])
         except TimeoutError:
             raise EngineError(f"not ready after {START_SECONDS} s:\n{self.log()}") from None
+
+    def _complete_environment(self) -> dict[str, str]:
+        found = {**os.environ, **ENVIRONMENT, **self._environment}
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(WAITING), found.get("PYTHONPATH"))))
+        return found
 
     async def _until_healthy(self, urls: Sequence[str]) -> None:
         async with aiohttp.ClientSession() as client:
