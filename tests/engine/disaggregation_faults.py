@@ -126,6 +126,7 @@ async def the_decode_engine_keeps_a_request_waiting(trial: Trial) -> None:
     """A request that waits in the decode engine's queue for longer than the lease, while the prefill engine
     computes other prompts, has the right answer: the decode engine extends the lease."""
     pool, body = trial.pool, trial.request(300)
+    await asyncio.sleep(LEASE_SECONDS * 1.2)  # leases of the trials before end
     expired = await pool.counted(EXPIRED, 0)
     asked = await pool.begin(body)
     filler = ANSWER | {"max_tokens": 950}
