@@ -97,10 +97,14 @@ class AccuracyMonitor:
 
     def on_counters(self, queries: int, hits: int, now: float) -> None:
         """Compare the counters ``vllm:prefix_cache_queries_total`` and ``…hits_total`` of a scrape, in
-        tokens, with the predictions: the hit ratios over the window.
+        tokens, with the predictions over the window: the hits themselves and the hit ratios, of which the
+        better match counts. Hits that are equal prove the index right however wrong the lengths of prompts
+        are, which are estimated from their bytes; ratios that are equal do so where an engine has other
+        clients, too.
 
-        For engines whose events have no sessions; ignored while requests are compared one by one, which is
-        sharper. Counters that fell begin anew: the engine restarted.
+        For engines whose events have no sessions, such as those of blocks that were transferred. Ignored
+        while requests are compared one by one, which is sharper. Counters that fell begin anew: the engine
+        restarted.
         """
         counted = HitSums(hits, queries, *self.sums)
         if self._counted and counted.queries < self._counted[-1][1].queries:
@@ -136,9 +140,15 @@ class AccuracyMonitor:
         queries, routed = last.queries - first.queries, last.routed - first.routed
         if min(queries, routed) < self._limits.counter_tokens:
             return
-        true = (last.hits - first.hits) / queries
-        predicted = (last.predicted - first.predicted) / routed
-        self._judge(abs(predicted - true) / max(predicted, true, self._limits.floor_tokens / queries))
+        true, predicted = last.hits - first.hits, last.predicted - first.predicted
+        floor = self._limits.floor_tokens
+        self._judge(
+            min(
+                abs(predicted - true) / max(predicted, true, floor),
+                abs(predicted / routed - true / queries)
+                / max(predicted / routed, true / queries, floor / queries),
+            )
+        )
 
     def _judge(self, error: float) -> None:
         self.error = error

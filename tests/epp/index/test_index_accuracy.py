@@ -107,14 +107,33 @@ def scrape(
     return monitor.why_not == ""
 
 
-def test_without_sessions_the_engine_s_counters_are_compared_as_ratios() -> None:
-    """Older engines tell no session: sums over a window, as a share of what was looked up."""
+def test_without_sessions_the_engine_s_counters_are_compared() -> None:
+    """Older engines tell no session, nor do blocks that were transferred: sums over a window."""
 
     assert [scrape(AccuracyMonitor(), 60_000, hits, 0.0) for hits in (60_000, 58_000, 40_000)] == [
         True,
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("looked_up", "hits", "precise"),
+    [
+        (100_000, 60_000, True),  # as estimated
+        (220_000, 60_000, True),  # prompts are longer than their bytes suggest
+        (200_000, 120_000, True),  # other clients send as much again
+        (220_000, 90_000, False),
+    ],
+)
+def test_hits_or_their_share_are_enough_to_trust(looked_up: int, hits: int, precise: bool) -> None:
+    """Neither an estimate of prompts' lengths nor clients that bypass the picker make an index wrong."""
+    monitor = AccuracyMonitor()
+    monitor.on_counters(0, 0, 0.0)
+    monitor.on_routed(60_000, 100_000)
+    monitor.on_counters(looked_up, hits, 10.0)
+
+    assert (monitor.why_not == "") is precise
 
 
 def test_counters_that_fall_begin_anew() -> None:
