@@ -140,6 +140,7 @@ def _on_terminal(address: str, key: bytes) -> tuple[int, bytes]:
     child, terminal = pty.fork()
     if child == 0:
         os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have commands in the background ignore it
         argv = [sys.executable, "-m", "kvist", "top", "--address", address, "--interval", "0.2"]
         os.execv(sys.executable, argv)
     watchdog = threading.Timer(90.0, os.kill, (child, signal.SIGKILL))
