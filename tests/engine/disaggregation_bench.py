@@ -45,7 +45,7 @@ async def observed_responses(trial: Trial) -> None:
     await compare(trial, listed)
     with_usage = sum("streamed" not in request.kinds for request in listed)
     await pool.until(r'kvist_epp_observed_responses_total\{outcome="usage"\}', with_usage)
-    await _trusted(pool)
+    assert await pool.is_trusted(), await pool.series("kvist_epp_index_trust.*")
     await pool.replace_picker(responses=None)
 
 
@@ -61,12 +61,7 @@ async def _mixed(trial: Trial, count: int) -> None:
     sys.stdout.write(f"  {split:.0f} split, {fallbacks:.0f} fallbacks, {received:.0f} tokens transferred\n")
     assert split == count
     assert received > count * 100
-    await _trusted(pool)
-
-
-async def _trusted(pool: PrefillDecode) -> None:
-    trust = await pool.series("kvist_epp_index_trust.*")
-    assert sum(trust.values()) == 2, trust
+    assert await pool.is_trusted(), await pool.series("kvist_epp_index_trust.*")
 
 
 ANSWER = "an answer of 8 tokens, prefill included"

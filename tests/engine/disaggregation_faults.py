@@ -68,6 +68,12 @@ class Trial:
         await self.right(self.request())
         assert await self.pool.counted(SPLIT) == before + 1
 
+    async def splits_again(self) -> None:
+        """Send requests, which are to have the right answers, until one of them is split."""
+        before = await self.pool.counted(SPLIT)
+        while await self.pool.counted(SPLIT) == before:
+            await self.right(self.request())
+
     async def idle(self, number: int) -> None:
         """Wait until an engine has no request."""
         while await self.pool.counted(BUSY, number):
@@ -112,13 +118,10 @@ async def roles_are_swapped(trial: Trial) -> None:
 async def a_prompt_is_refused(trial: Trial) -> None:
     """A prompt that both engines refuse has the refusal of the decode endpoint, and rests no endpoint."""
     body = trial.request(1600)
-    before = await trial.pool.counted(FALLBACKS % "refused")
-    answer, alone = (
-        await trial.timed(trial.pool.ask(COMPLETION, body)),
-        await trial.pool.alone(COMPLETION, body),
-    )
+    async with trial.falls_back("refused"):
+        answer = await trial.timed(trial.pool.ask(COMPLETION, body))
+        alone = await trial.pool.alone(COMPLETION, body)
     assert answer.status == alone.status == 400, (answer, alone)
-    assert await trial.pool.counted(FALLBACKS % "refused") == before + 1
     await trial.splits()
 
 
@@ -198,8 +201,7 @@ async def peers_are_unreachable(trial: Trial) -> None:
     found = await pool.first_leg(body)
     found |= {"remote_port": 9, "remote_engine_id": "elsewhere"}
     before = await pool.counted(FAILED_TRANSFERS, 1)
-    answer = await trial.timed(pool.direct(1, body | {"kv_transfer_params": found}))
-    assert answer.same(await pool.alone(COMPLETION, body)), answer
+    await trial.right(body, pool.direct(1, body | {"kv_transfer_params": found}))
     assert await pool.counted(FAILED_TRANSFERS, 1) > before
 
 
@@ -255,9 +257,7 @@ async def prefill_engine_comes_back(trial: Trial) -> None:
     while await pool.counted(TRANSFERRED, 1) == before:  # the new pair is connected by a transfer
         await asyncio.sleep(0.1)
     await pool.until(WARM, 1)
-    split = await pool.counted(SPLIT)
-    while await pool.counted(SPLIT) == split:
-        await trial.right(trial.request())
+    await trial.splits_again()
 
 
 async def prefill_engine_is_killed_before_leg_1(trial: Trial) -> None:
@@ -315,9 +315,7 @@ async def decode_engine_comes_back(trial: Trial) -> None:
     await pool.restart(1)
     await pool.until(TRANSFERRED, 1, 1)
     await pool.until(WARM, 1)
-    split = await pool.counted(SPLIT)
-    while await pool.counted(SPLIT) == split:
-        await trial.right(trial.request())
+    await trial.splits_again()
 
 
 async def decode_engine_is_killed_while_it_generates(trial: Trial) -> None:
@@ -335,8 +333,7 @@ async def decode_engine_is_killed_while_it_generates(trial: Trial) -> None:
     assert data.error, "the stream ended as if it were whole"
     assert data.text.count("data: ") > 1
     assert "[DONE]" not in data.text
-    answer = await trial.timed(whole)
-    assert answer.same(await pool.alone(COMPLETION, long)), answer
+    await trial.right(long, whole)
     for _ in range(5):
         await trial.right(trial.request())
 

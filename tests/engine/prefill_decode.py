@@ -291,6 +291,10 @@ class PrefillDecode(RealParts):
         """Return the sum of the series whose names match a regular expression."""
         return sum((await self.series(name, engine)).values())
 
+    async def is_trusted(self) -> bool:
+        """Return whether the picker trusts its index of both engines."""
+        return await self.counted("kvist_epp_index_trust.*") == 2
+
     async def until(self, name: str, value: float, engine: int | None = None) -> None:
         """Wait until a metric is at least this; the test's time limit bounds it."""
         while await self.counted(name, engine) < value:

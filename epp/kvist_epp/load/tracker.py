@@ -14,9 +14,7 @@ from math import inf
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.load.endpoint_load import routed_at
 from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestState
-from kvist_epp.load.request_books import DOUBTFUL_REQUESTS, RequestBooks
-
-__all__ = ["DOUBTFUL_REQUESTS", "LoadTracker"]
+from kvist_epp.load.request_books import RequestBooks
 
 
 class LoadTracker(RequestBooks):
