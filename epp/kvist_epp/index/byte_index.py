@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvist_epp.index.snapshot.capture import Capture, Restore
+from kvist_epp.index.tree.eviction import next_evicted
 from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
@@ -45,6 +46,8 @@ class Index:
         self._next_bit = 1
         self._free_bits: list[int] = []
         self._retired: list[Presence] = []
+        self.tiers_evict = False
+        """A block was removed from a medium other than the GPU, of any publisher."""
 
     def __repr__(self) -> str:
         forest = self._forest
@@ -319,6 +322,19 @@ class Index:
         places = [place for name in hashes if (place := self._forest.locate(who, name))]
         return sum(not _on(who, place, GPU) for place in places)
 
+    def next_evicted(self, publisher: int, medium: str, end: tuple[Segment, int] | None) -> tuple[int, int]:
+        """Return which tokens of the prompt that is matched up to ``end`` a publisher's medium removes next:
+        the first, and the one after the last. Equal: none."""
+        who = self._presences[publisher]
+        name = who.evicted.get(medium)
+        removed = None if name is None or end is None else self._look(name, None)
+        if removed is None or end is None:
+            return 0, 0
+        segment, at = removed
+        last = segment.base + at
+        first = last - next_evicted(who, medium, removed, end)
+        return first * segment.tree.block_size, last * segment.tree.block_size
+
     def names_on(self, publisher: int, medium: str) -> Iterator[int]:
         """Yield the hashes of the blocks that a publisher holds on a slower medium, opaque ones included.
 
@@ -337,6 +353,9 @@ class Index:
     def removed(self, publisher: int, hashes: Sequence[int], *, medium: str = GPU) -> int:
         """Blocks were evicted; one stored several times goes with its last copy. Returns how many it held."""
         who, medium = self._presences[publisher], medium.upper()
+        if medium != GPU and hashes:
+            who.evicted[medium] = hashes[-1]
+            self.tiers_evict = True
         if who.copies or who.opaque or who.own:
             return sum(self._removed_one(who, name, medium) for name in hashes)
         known, at, segment, mask, nodes = 0, 0, None, 0, self._forest.nodes

@@ -15,7 +15,7 @@ from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import MISS, Hit, Matches
 from kvist_epp.index.tree.segment import Segment
-from kvist_epp.names import LMCACHE_MEDIUM, SHARED_MEDIUM
+from kvist_epp.names import HOST_MEDIUM, LMCACHE_MEDIUM, SHARED_MEDIUM, STORAGE_MEDIUM
 
 RATIO_TOKENS: Final = 64
 """Tokens a match needs for its own bytes per token to count."""
@@ -186,6 +186,8 @@ class Lookup:
             self._add_hits(found.hits, matches, routed, size, ratio)
             if self.storages:
                 self._add_storage(found.hits, matches)
+            if self._index.tiers_evict:
+                self._read_again(found.hits, matches)
         return found
 
     def _add_storage(self, hits: dict[str, CachedPart], matches: Matches) -> None:
@@ -203,6 +205,24 @@ class Lookup:
                     hits[key] = alone
                 elif part.tokens < shared.tokens or part.indexed < shared.tokens:
                     hits[key] = _with_storage(part, shared, medium)
+
+    def _read_again(self, hits: dict[str, CachedPart], matches: Matches) -> None:
+        """Move what host memory removes to make room for the rest of the prompt, which is read from storage,
+        to that storage: it is read from there again."""
+        for key, part in hits.items():
+            lower = part.indexed_lower
+            if lower is None or HOST_MEDIUM not in lower:
+                continue
+            medium = next((name for name in (SHARED_MEDIUM, STORAGE_MEDIUM) if name in lower), None)
+            if medium is None:
+                continue
+            member = self.members[key]
+            publisher = member.publishers[part.rank or 0]
+            holder = publisher if medium == STORAGE_MEDIUM else self.storages[str(member.storage)]
+            first, last = self._index.next_evicted(publisher, HOST_MEDIUM, matches.end(holder))
+            tokens = min(last - first, lower[HOST_MEDIUM])
+            if tokens and last == part.indexed - lower[medium]:
+                hits[key] = _with_moved(part, HOST_MEDIUM, medium, tokens)
 
     def _add_hits(
         self,
@@ -256,6 +276,19 @@ def _with_storage(part: CachedPart, shared: Hit, medium: str) -> CachedPart:
     if indexed < shared.tokens:
         indexed, elsewhere = shared.tokens, {**elsewhere, medium: shared.tokens - indexed}
     return CachedPart(tokens, max(part.bytes, shared.bytes), lower, indexed, part.rank, elsewhere)
+
+
+def _with_moved(part: CachedPart, source: str, target: str, tokens: int) -> CachedPart:
+    """Return what an endpoint holds with some tokens of one medium counted as another's."""
+    lower, elsewhere = _moved(part.lower, source, target, tokens), part.elsewhere
+    if elsewhere is not None:
+        elsewhere = _moved(elsewhere, source, target, tokens)
+    return CachedPart(part.tokens, part.bytes, lower, part.indexed, part.rank, elsewhere)
+
+
+def _moved(lower: Mapping[str, int], source: str, target: str, tokens: int) -> Mapping[str, int]:
+    moved = {**lower, source: lower.get(source, 0) - tokens, target: lower.get(target, 0) + tokens}
+    return lower if moved[source] < 0 else {medium: count for medium, count in moved.items() if count}
 
 
 def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:

@@ -22,7 +22,7 @@ from tests.engine.tiers.tier_pool import (
     wait_for,
 )
 
-from kvist_epp.engines.vllm.tier_metrics import DEVICE, DISK, HOST
+from kvist_epp.engines.vllm.tier_metrics import DEVICE, DISK, HOST, source_of
 
 REQUESTS = int(os.environ.get("KVIST_TIER_REQUESTS", "60"))
 """Of the mix; ``make bench-tiers`` sends 300."""
@@ -108,12 +108,13 @@ def error(served: Sequence[Served], *sources: str) -> float:
 
 async def test_predictions_are_right_by_source(pool: TierPool) -> None:
     """60 mixed requests (``make bench-tiers``: 300), salted, of an adapter and plain: predicted and actual
-    tokens differ by 2 % at most, on the GPU and in the other places together, and by source in one request of
-    twenty at most; all answers are right, and trust is kept.
+    tokens differ by 2 % at most, on the GPU and in the other places together, and in the long run in each
+    place; in one request of twenty at most which one place serves; all answers are right, and trust is kept.
 
-    A prompt whose rest is on the disk may lose its part in host memory to the blocks that are read for it:
-    vLLM protects no block of host memory before all are there. So requests that were expected to load from
-    both are compared by the sum of both. Others differ where one that follows at once overtakes an event.
+    Of a prompt whose rest is on the disk, vLLM may remove the part in host memory to read that rest: vLLM
+    protects no block of host memory before all are there. The index expects that, but for blocks that other
+    prompts share (decision 55), so that requests from both places are compared by the sum of both. Others
+    differ where one that follows at once overtakes an event.
     """
     mix, served = TierMix(1, *KINDS), []
     for _ in range(REQUESTS):
@@ -135,6 +136,8 @@ async def test_predictions_are_right_by_source(pool: TierPool) -> None:
     assert min(actual[source] for source in (DEVICE, HOST, DISK)) >= 2 * BLOCKS
     assert error(served, DEVICE) <= 0.02
     assert error(served, HOST, DISK) <= 0.02
+    if LONG:
+        assert max(error(served, source) for source in (HOST, DISK)) <= 0.02
     assert sum(one.predicted != one.actual for one in whole) <= REQUESTS / 20
     assert (await pool.page("/metrics")).count("kvist_epp_tier_resets_total{") == 0
     assert list((await pool.trusted()).values()) == [1, 1]
@@ -215,7 +218,8 @@ async def test_storage_is_cleaned_under_way(pool: TierPool) -> None:
             right.append(outcome.text == text)
 
     async def is_forgotten() -> bool:
-        return DISK not in expected((await pool.explain(bodies[-1 - BUSY]))[0])
+        tiers = (await pool.explain(bodies[-1 - BUSY]))[0].get("tiers", ())
+        return DISK not in {source_of(tier["medium"]) for tier in tiers}  # nor is it there, and skipped
 
     busy = asyncio.create_task(client())
     promised = [expected((await pool.explain(body))[0])[DISK] for body in bodies[: len(bodies) - BUSY]]
@@ -236,11 +240,11 @@ async def test_storage_is_cleaned_under_way(pool: TierPool) -> None:
 
     assert min(promised) >= BLOCKS, promised
     assert [one.equal for one in served] == [True] * len(served), shown(served)
-    assert right == [True] * len(right)
-    assert list((await pool.trusted()).values()) == [1]
+    assert right == [True] * len(right), right
+    assert list((await pool.trusted()).values()) == [1], await pool.trusted()
     await pool.only(1)
     await pool.only(0)
-    assert await is_forgotten()
+    assert await is_forgotten(), await pool.explain(bodies[-1 - BUSY])
     again = await down_the_places(pool, pool.mix.fresh())
     await pool.only(0, 1)
     assert came_from(again[-1], DISK), shown(again)

@@ -17,13 +17,13 @@ import msgspec
 
 from kvist_epp.engines.vllm.extra_keys import read_extra_keys, write_extra_keys
 from kvist_epp.errors import EventError
-from kvist_epp.names import LMCACHE_MEDIUM, SHARED_MEDIUM
+from kvist_epp.names import HOST_MEDIUM, LMCACHE_MEDIUM, SHARED_MEDIUM, STORAGE_MEDIUM
 
 MASK: int = (1 << 64) - 1
 GPU: str = "GPU"
-CPU: str = "CPU"
+CPU: str = HOST_MEDIUM
 """Host memory of one engine."""
-STORAGE: str = "STORAGE"
+STORAGE: str = STORAGE_MEDIUM
 """Storage of one engine, a disk; or the engine does not say whose."""
 SHARED: str = SHARED_MEDIUM
 """Storage whose events have locality REMOTE (vLLM 0.31 on): other engines may read it, too."""

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 class Presence:
     """One publisher between two resets: when it is forgotten, a new presence with another bit replaces it."""
 
-    __slots__ = ("bit", "copies", "counts", "name", "opaque", "own", "segments")
+    __slots__ = ("bit", "copies", "counts", "evicted", "name", "opaque", "own", "segments")
 
     name: str
     bit: int
     """Its bit in every ``Holders``; 0 until it holds something, so that pods that are gone use none."""
     counts: dict[str, int]
     """Medium → blocks held there, opaque ones included."""
+    evicted: dict[str, int]
+    """Medium, but for the GPU → hash of the block that was removed last."""
     segments: set[Segment]
     """Where it holds something: what a reset has to visit."""
     copies: dict[tuple[str, int], int]
@@ -41,6 +43,7 @@ class Presence:
         self.name = name
         self.bit = 0
         self.counts = {}
+        self.evicted = {}
         self.segments = set()
         self.copies = {}
         self.own = {}
@@ -99,6 +102,7 @@ class Presence:
 
     def clear_medium(self, medium: str) -> None:
         """Remove copies and opaque blocks on one medium."""
+        self.evicted.pop(medium, None)
         self.copies = {key: extra for key, extra in self.copies.items() if key[0] != medium}
         if blocks := self.opaque.pop(medium, None):
             self.count(medium, -len(blocks))
