@@ -193,7 +193,7 @@ def _cheapest_whole(
 
 def _pressure(legs: Sequence[LegCosts], rules: DisaggregationPolicy) -> float:
     """Return how much prompts press, 0..1: how much they would prolong answers if all endpoints had equal
-    parts of both, by how much they may, squared: a soft threshold.
+    parts of both, by how much they may, to the power of ``pressing``: a soft threshold.
 
     Where answers would be fast enough with their share of the prompts, nothing is gained by an endpoint
     without sequences, and its cache is missed.
@@ -202,7 +202,7 @@ def _pressure(legs: Sequence[LegCosts], rules: DisaggregationPolicy) -> float:
         return 0.0
     share = sum([one.share for one in legs]) / len(legs)
     allowed = sum([one.allowed for one in legs]) / len(legs)
-    return min(1.0, odds_ratio(share, allowed, rules) ** 2)
+    return min(1.0, odds_ratio(share, allowed, rules) ** rules.pressing)
 
 
 def _decode_seconds(legs: Iterable[LegCosts], rules: DisaggregationPolicy) -> float:

@@ -45,10 +45,13 @@ class DisaggregationPolicy:
     """An endpoint whose sequences leave less than this share of its time for prompts has enough of them."""
     opening_seconds: float = 5.0
     """Price of the first sequence on an endpoint, where prompts would prolong answers by all that the target
-    allows if every endpoint computed its part of them: in proportion to the square of that, and to how few
-    sequences there are."""
+    allows if every endpoint computed its part of them."""
+    pressing: float = 1.5
+    """Power of that part to which the price is in proportion: a soft threshold."""
     opened: float = 8.0
-    """Sequences from which one more costs half of that."""
+    """Sequences from which one more costs half of that, and hardly anything from twice as many on. An
+    endpoint with few has hardly more of its time for prompts than one with many, so that all of the first
+    ones are dear, and none after them."""
     usual_share: float = 0.5
     """Share of its time that prompts may take on an endpoint that has shown no sequences yet: a token takes
     18 ms undisturbed, and may take 36 under a target of 40."""
@@ -163,7 +166,7 @@ class LegCosts:
         row, rules = self.row, self.rules
         work = row.work * row.own / row.uncached if row.uncached else row.work
         sequences = decoding(self.load)
-        self.opening = rules.opening_seconds * pressure / (1.0 + sequences / rules.opened)
+        self.opening = rules.opening_seconds * pressure / (1.0 + (sequences / rules.opened) ** 2)
         if self.load.tpot is None:
             price = self.policy.price_running
             self.interference = price * answer_seconds * odds(self.share, rules)

@@ -23,7 +23,9 @@ from kvist_epp.engines.vllm.tier_metrics import DEVICE, EXTERNAL
 
 async def restarted_server(pool: LmcachePool) -> None:
     """A server that has started again is empty, which the picker learns from the engines' counters; then it
-    promises no more than engines get of what they have stored anew. All answers are right."""
+    promises no more than engines get of what they have stored anew, but for the blocks of one prompt at most:
+    an engine that has not noticed yet reports one that the new server has not taken. All answers are
+    right."""
     await pool.compute(1, [pool.mix.fresh()])  # watches the server from now on
     await pool.only(0)
     bodies = [pool.mix.fresh() for _ in range(14)]
@@ -45,8 +47,8 @@ async def restarted_server(pool: LmcachePool) -> None:
     predicted, actual = totals(lost)
     assert predicted[EXTERNAL] >= 2048, predicted
     assert actual[EXTERNAL] <= 2 * CHUNK, actual  # unless a prompt of the mix begins alike
-    predicted, actual = totals(again)
-    assert predicted[EXTERNAL] <= actual[EXTERNAL], (predicted, actual)
+    missing = [one for one in again if one.predicted[EXTERNAL] > one.actual[EXTERNAL]]
+    assert len(missing) <= 1, [(one.predicted, one.actual) for one in missing]
     assert [one for one in (*lost, *again) if not one.equal] == []
     assert anew.equal, anew
     assert anew.predicted == anew.actual, anew
