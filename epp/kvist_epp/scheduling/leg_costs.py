@@ -49,9 +49,9 @@ class DisaggregationPolicy:
     pressing: float = 1.5
     """Power of that part to which the price is in proportion: a soft threshold."""
     opened: float = 8.0
-    """Sequences from which one more costs half of that, and hardly anything from twice as many on. An
-    endpoint with few has hardly more of its time for prompts than one with many, so that all of the first
-    ones are dear, and none after them."""
+    """Sequences from which one more costs half of that; with twice as many a fifth, and so on with the
+    square. An endpoint with a few has hardly more of its time for prompts than one with many, so that all of
+    the first ones are dear."""
     usual_share: float = 0.5
     """Share of its time that prompts may take on an endpoint that has shown no sequences yet: a token takes
     18 ms undisturbed, and may take 36 under a target of 40."""
