@@ -86,7 +86,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(faults.prefill_engine_comes_back, 5, ANSWER),
     Fault(faults.prefill_engine_is_killed_in_leg_1, 5, ENGINE),
     Fault(faults.prefill_engine_comes_back, 5, ANSWER),
-    Fault(faults.decode_engine_is_killed_before_it_fetches, 10, "the handshake of the retry, 5 s, then a prefill"),
+    Fault(
+        faults.decode_engine_is_killed_before_it_fetches,
+        10,
+        "the handshake of the retry, 5 s, then a prefill",
+    ),
     Fault(faults.decode_engine_comes_back, 5, ANSWER),
     Fault(faults.decode_engine_is_killed_while_it_generates, 20, "the retry computes 600 tokens anew"),
     Fault(faults.decode_engine_comes_back, 5, ANSWER),

@@ -202,7 +202,8 @@ def _pressure(legs: Sequence[LegCosts], rules: DisaggregationPolicy) -> float:
         return 0.0
     share = sum([one.share for one in legs]) / len(legs)
     allowed = sum([one.allowed for one in legs]) / len(legs)
-    return min(1.0, odds_ratio(share, allowed, rules) ** rules.pressing)
+    pressed: float = odds_ratio(share, allowed, rules) ** rules.pressing
+    return min(1.0, pressed)
 
 
 def _decode_seconds(legs: Iterable[LegCosts], rules: DisaggregationPolicy) -> float:

@@ -1,7 +1,8 @@
-"""What host memory removes next: the index's answer against vLLM's order, and what a look-up makes of it."""
+"""The blocks that host memory removes next follow vLLM's order, and a look-up expects them from storage."""
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.epp.parts import BLOCK
@@ -138,18 +139,21 @@ def test_a_prompt_that_is_not_next_keeps_its_part() -> None:
     assert memory.look("abcd").lower == {HOST_MEDIUM: 2 * BLOCK, SHARED_MEDIUM: 2 * BLOCK}
 
 
-def test_a_forgotten_engine_evicts_nothing() -> None:
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_forgotten_engine_evicts_nothing(*, restarted: bool) -> None:
     """After a restart, and after a tier was cleared, no block is the next to go."""
-    for forget in (lambda m: m.index.cleared(m.engine, medium=HOST_MEDIUM), lambda m: m.index.forget(m.engine)):
-        memory = in_part(SHARED_MEDIUM)
-        forget(memory)
+    memory = in_part(SHARED_MEDIUM)
+    if restarted:
+        memory.index.forget(memory.engine)
+    else:
+        memory.index.cleared(memory.engine, medium=HOST_MEDIUM)
 
-        assert memory.look("abcd").lower == {SHARED_MEDIUM: 4 * BLOCK}
-        assert memory.index.next_evicted(memory.engine, HOST_MEDIUM, None) == (0, 0)
+    assert memory.look("abcd").lower == {SHARED_MEDIUM: 4 * BLOCK}
+    assert memory.index.next_evicted(memory.engine, HOST_MEDIUM, None) == (0, 0)
 
 
 def test_of_many_ways_on_one_is_taken_for_used() -> None:
-    """Where more prompts go on from a block than are looked at, it counts as used."""
+    """A block from which more prompts go on than are looked at counts as used."""
     memory = HostMemory(1000)
     for number in range(eviction.MOST_BRANCHES + 2):
         memory.use(("a", f"q{number}"))

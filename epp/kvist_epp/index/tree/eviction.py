@@ -1,10 +1,10 @@
 """Which blocks of a prompt an engine's host memory removes next.
 
-vLLM's host memory removes the blocks that were unused for longest, and of those that one request has used the
-last one first (``v1/kv_offload/cpu/policies/lru.py``: a request that ends ranks its blocks from its end to its
-beginning). So the blocks before the one that was removed last are next, up to a block that another prompt has
-used since. Such a prompt goes on from there, and what goes on in host memory was used later than all that
-was removed.
+vLLM's host memory removes the blocks that were unused for longest, and of those that one request has used
+the last one first (``v1/kv_offload/cpu/policies/lru.py``: a request that ends ranks its blocks from its end
+to its beginning). So the blocks before the one that was removed last are next, up to a block that another
+prompt has used since. Such a prompt goes on from there, and what goes on in host memory was used later than
+all that was removed.
 
 Example: of a prompt of the blocks A B C D E, E and then D were removed, and nothing since. C is next, then B.
 If another prompt, A B X, is in host memory, too, then it was used later, and so were A and B: only C is next.
