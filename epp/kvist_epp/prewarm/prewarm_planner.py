@@ -5,6 +5,9 @@ that end in blocks which only they hold go to the other endpoints, each where th
 Prefixes are requested in short steps, each of which continues the last: one at a time per endpoint, and only
 while the endpoint has hardly any backlog. A step is in flight like a request, so that the cost includes it.
 
+Where some endpoints compute prompts for others, these are the ones that are prewarmed, and those that only
+answer are not: what they lack of a prompt comes with its transfer.
+
 For a while after an endpoint left, hot prefixes that only one endpoint holds are requested again and again
 (``refresh_schedule``), so that engines evict something else.
 
@@ -13,6 +16,7 @@ For a while after an endpoint left, hot prefixes that only one endpoint holds ar
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
@@ -142,19 +146,21 @@ class PrewarmPlanner:
         stats: PrewarmStats | None = None,
         name: str = "prewarm",
         start: float = 0.0,
+        splits: bool = False,
         cache_tokens: Callable[[str], int | None] = lambda _key: None,
         on_selected: Callable[[str, int], None] = lambda _reason, _tokens: None,
     ) -> None:
         """``name`` is the prefix of session ids. ``start`` is the position, from 0 (the hottest) to 1, where
         each list of prefixes begins: with different positions replicas do not compute the same at the same
-        time. ``cache_tokens`` returns the size of an endpoint's cache, if known; an endpoint gets no more
-        than half of it. ``on_selected`` is called with a description and the tokens of each selection of
-        prefixes."""
+        time. ``splits``: endpoints may compute prompts for others, by their roles. ``cache_tokens`` returns
+        the size of an endpoint's cache, if known; an endpoint gets no more than half of it. ``on_selected``
+        is called with a description and the tokens of each selection of prefixes."""
         self.stats = stats or PrewarmStats()
         self.recovering = False
         """Whether endpoints left a short while ago."""
         self._pool, self._hot, self._limits, self._name = pool, hot, limits, name
         self._start, self._cache_tokens, self._on_selected = start, cache_tokens, on_selected
+        self._splits = splits
         self._numbers = count(1)
         self._targets: dict[str, _Target] = {}
         """Endpoints that may be picked, by key."""
@@ -231,14 +237,12 @@ class PrewarmPlanner:
             self.stats.dropped += 1
 
     def _update_targets(self, now: float) -> None:
-        """Compare the targets with the endpoints that may be picked now."""
-        present = {c.endpoint.key: c for c in self._pool.candidates}
-        self._leaving &= present.keys()
-        self._remove_targets([k for k in self._targets if k not in present or present[k].refusal], now)
-        self._leaving -= {key for key, candidate in present.items() if not candidate.refusal}
-        for key, candidate in present.items():
-            if candidate.refusal:
-                continue
+        """Compare the targets with the endpoints that compute prompts now."""
+        able = _computing(self._pool.candidates, splits=self._splits)
+        self._leaving &= {c.endpoint.key for c in self._pool.candidates}
+        self._remove_targets([key for key in self._targets if key not in able], now)
+        self._leaving -= able.keys()
+        for key, candidate in able.items():
             if key in self._targets:
                 self._targets[key].candidate = candidate
             elif self._is_precise(key):
@@ -303,7 +307,7 @@ class PrewarmPlanner:
             prefix = self._lost.popleft()
             found = self._pool.lookup.look(prefix.root, [prefix.text], learn=False)
             demand, turn = Demand(found.tokens, found.hits), next(self._numbers)
-            [best] = choose([t.candidate for t in able], demand, now=now, turn=turn, limit=1)
+            [best] = choose([_unrefused(t.candidate) for t in able], demand, now=now, turn=turn, limit=1)
             target = self._targets[best.endpoint.key]
             target.current, target.requested = prefix, 0
             if (step := self._next_step(target, now)) is not None:
@@ -385,3 +389,19 @@ class PrewarmPlanner:
         self.stats.dropped += len(target.pending) + (target.current is not None)
         target.pending.clear()
         target.current = None
+
+
+def _computing(candidates: Sequence[Candidate], *, splits: bool) -> dict[str, Candidate]:
+    """Return the endpoints on which prompts are computed, by key."""
+    helpers = [c for c in candidates if c.ready and c.endpoint.can_prefill and not c.endpoint.can_decode]
+    able = [
+        c for c in candidates if (c.ready and c.endpoint.can_prefill if splits and helpers else not c.refusal)
+    ]
+    return {c.endpoint.key: c for c in able}
+
+
+def _unrefused(candidate: Candidate) -> Candidate:
+    """Return an endpoint that may not be picked, perhaps, as one that may: prefixes may go there."""
+    found = copy(candidate)
+    found.refusal = ""
+    return found

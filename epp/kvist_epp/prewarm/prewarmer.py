@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.disaggregation.legs import OFF
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.prewarm.prewarm_client import PrewarmClient, PrewarmOutcome
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
@@ -146,6 +147,7 @@ async def open_prewarmer(settings: Settings, registry: EndpointRegistry) -> Asyn
         stats=stats,
         name=f"{director.replica}.prewarm",
         start=random.random() if settings.replicas else 0.0,
+        splits=settings.disaggregation != OFF,
         cache_tokens=lambda key: cache_tokens_of(registry, key),
         on_selected=log.on_selected,
     )

@@ -8,6 +8,7 @@ from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.tracker import LoadTracker
+from kvist_epp.names import LABEL_ROLES
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
 from kvist_epp.prewarm.prewarmer import PrewarmLog
@@ -23,7 +24,12 @@ class Pool:
     """The pool that the planner reads, and the engines that answer it."""
 
     def __init__(
-        self, *names: str, tokens: int = 100 * SIZE, step: int = 2 * SIZE, start: float = 0.0
+        self,
+        *names: str,
+        tokens: int = 100 * SIZE,
+        step: int = 2 * SIZE,
+        start: float = 0.0,
+        splits: bool = False,
     ) -> None:
         self.index, self.tracker, self.hot = Index(), LoadTracker(default_rate=16_000.0), HotPrefixes()
         self.lookup = Lookup(self.index, RoutingHistory())
@@ -39,6 +45,7 @@ class Pool:
             limits,
             stats=self.stats,
             start=start,
+            splits=splits,
             cache_tokens=self.cache_tokens.get,
             on_selected=self.log.on_selected,
         )
@@ -47,9 +54,10 @@ class Pool:
             self.join(name)
         assert self.poll() == []
 
-    def join(self, name: str, *, ranks: int = 1, precise: bool = True) -> None:
-        """Add an endpoint with an empty cache that may be picked."""
-        endpoint = Endpoint(name, "t", f"10.0.0.{next(self._numbers) + 1}", 80)
+    def join(self, name: str, *, ranks: int = 1, precise: bool = True, role: str = "both") -> None:
+        """Add an endpoint with an empty cache that may be picked, unless its role forbids that."""
+        labels = {LABEL_ROLES[0]: role}
+        endpoint = Endpoint(name, "t", f"10.0.0.{next(self._numbers) + 1}", 80, labels)
         numbers = tuple(self.index.publisher(f"{endpoint.key}/{rank}") for rank in range(ranks))
         self.lookup.join(endpoint.key, Member(numbers, precise=precise, block_size=SIZE))
         self.candidates += (Candidate(endpoint, self.tracker.load(endpoint.key)),)

@@ -319,3 +319,36 @@ def test_replicas_begin_at_different_places() -> None:
 
     assert asked(0.0) == ["ab", "cd", "ef", "gh"]
     assert asked(0.5) == ["ef", "gh", "ab", "cd"]
+
+
+def test_endpoints_that_compute_for_others_are_prewarmed() -> None:
+    """With disaggregation, an endpoint that only computes prompts gets the hot prefixes when it joins, and
+    one that only answers gets none."""
+    pool = hot_pool("a", splits=True)
+    pool.join("decode", role="decode")
+    pool.join("prefill", role="prefill")
+    assert pool.play() == [("prefill", "ab"), ("prefill", "abcd"), ("prefill", "abcdef")]
+
+
+def test_prefixes_of_an_endpoint_that_computes_for_others_go_to_its_like() -> None:
+    """With disaggregation, prefixes that only an endpoint which left has held go to one that computes
+    prompts, though requests may not be sent there."""
+    pool = Pool(splits=True)
+    for name, role in (("first", "prefill"), ("second", "prefill"), ("decode", "decode")):
+        pool.join(name, role=role)
+    pool.poll()
+    pool.hold("first", "abcdef")
+    pool.heat("abcdef")
+    pool.leave("first")
+    assert pool.play() == [("second", "ab"), ("second", "abcd"), ("second", "abcdef")]
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_endpoints_that_only_answer_are_prewarmed_where_none_computes_for_them(*, splits: bool) -> None:
+    """Without disaggregation, or without an endpoint that only computes prompts, endpoints that answer get
+    the hot prefixes."""
+    pool = hot_pool("a", splits=splits)
+    pool.join("decode", role="decode")
+    if not splits:
+        pool.join("prefill", role="prefill")
+    assert {name for name, _ in pool.play()} == {"decode"}
