@@ -30,7 +30,7 @@ from kvist_epp.load.in_flight import InFlightRequest, Leg
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Masks
 from kvist_epp.prewarm.refresh_schedule import RefreshSchedule
-from kvist_epp.scheduling.pick import Candidate, Demand, choose
+from kvist_epp.scheduling.pick import Candidate, Demand, choose, computing
 from kvist_epp.telemetry.counters import PrewarmStats
 from kvist_kube.backoff import backoff_seconds
 
@@ -238,7 +238,7 @@ class PrewarmPlanner:
 
     def _update_targets(self, now: float) -> None:
         """Compare the targets with the endpoints that compute prompts now."""
-        able = _computing(self._pool.candidates, splits=self._splits)
+        able = {c.endpoint.key: c for c in computing(self._pool.candidates, splits=self._splits)}
         self._leaving &= {c.endpoint.key for c in self._pool.candidates}
         self._remove_targets([key for key in self._targets if key not in able], now)
         self._leaving -= able.keys()
@@ -389,15 +389,6 @@ class PrewarmPlanner:
         self.stats.dropped += len(target.pending) + (target.current is not None)
         target.pending.clear()
         target.current = None
-
-
-def _computing(candidates: Sequence[Candidate], *, splits: bool) -> dict[str, Candidate]:
-    """Return the endpoints on which prompts are computed, by key."""
-    helpers = [c for c in candidates if c.ready and c.endpoint.can_prefill and not c.endpoint.can_decode]
-    able = [
-        c for c in candidates if (c.ready and c.endpoint.can_prefill if splits and helpers else not c.refusal)
-    ]
-    return {c.endpoint.key: c for c in able}
 
 
 def _unrefused(candidate: Candidate) -> Candidate:

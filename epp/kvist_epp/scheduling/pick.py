@@ -130,6 +130,17 @@ def settle_roles(candidates: Sequence[Candidate]) -> None:
             candidate.refusal = ""
 
 
+def computing(candidates: Sequence[Candidate], *, splits: bool) -> list[Candidate]:
+    """Return the endpoints on which prompts are computed: those that may be picked or, where some compute
+    prompts for others only, those whose role allows it.
+
+    ``splits``: with disaggregation; without it roles decide nothing here.
+    """
+    helpers = [c for c in candidates if c.ready and c.endpoint.can_prefill and not c.endpoint.can_decode]
+    by_role = splits and helpers
+    return [c for c in candidates if (c.ready and c.endpoint.can_prefill if by_role else not c.refusal)]
+
+
 def choose(
     candidates: Sequence[Candidate],
     demand: Demand,

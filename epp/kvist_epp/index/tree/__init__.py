@@ -9,4 +9,5 @@ are bit sets by the length of that run.
 - ``forest``: all trees, the mapping of engine hashes to segments, and the changes that keep them consistent.
 - ``storing``: adds a chain of blocks that an engine stored.
 - ``matches``: the walk down the tree along a prompt.
+- ``eviction``: which blocks of a prompt an engine's host memory removes next.
 """

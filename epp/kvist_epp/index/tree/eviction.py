@@ -10,11 +10,12 @@ Example: of a prompt of the blocks A B C D E, E and then D were removed, and not
 If another prompt, A B X, is in host memory, too, then it was used later, and so were A and B: only C is next.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from kvist_epp.index.tree.forest import Place
 from kvist_epp.index.tree.holders import Presence
-from kvist_epp.index.tree.segment import Segment, following
+from kvist_epp.index.tree.segment import Children, Segment
 
 MOST_BRANCHES: Final = 64
 """Ways on from a block that are looked at; of more, one is taken for used."""
@@ -47,7 +48,7 @@ def _branches(who: Presence, medium: str, segment: Segment, at: int, after: Segm
     to the next block of the segment."""
     if after is not None and at + 1 < len(segment.hashes) and _held(who, medium, segment, at + 1):
         return True
-    for number, other in enumerate(following(segment.children, at)):
+    for number, other in enumerate(_following(segment.children, at)):
         if number == MOST_BRANCHES or (other is not after and _held(who, medium, other, 0)):
             return True
     return False
@@ -56,3 +57,25 @@ def _branches(who: Presence, medium: str, segment: Segment, at: int, after: Segm
 def _held(who: Presence, medium: str, segment: Segment, at: int) -> bool:
     holders = segment.on(medium)
     return holders is not None and bool(holders.mask(who.bit, len(segment.hashes)) >> at & 1)
+
+
+def _following(children: Children, at: int) -> Iterator[Segment]:
+    """Yield all children after the block at ``at``."""
+    if isinstance(children, Segment):
+        if children.at == at:
+            yield children
+        return
+    for by_prefix in (children or {}).get(at, {}).values():
+        for found in by_prefix.values():
+            if isinstance(found, Segment):
+                yield from _twins(found)
+                continue
+            for by_block in found.values():
+                for first in by_block.values():
+                    yield from _twins(first)
+
+
+def _twins(segment: Segment | None) -> Iterator[Segment]:
+    while segment is not None:
+        yield segment
+        segment = segment.twin

@@ -307,26 +307,6 @@ def continuations(children: Children, at: int, prompt: bytes, start: int, end: i
     return several
 
 
-def following(children: Children, at: int) -> Iterator[Segment]:
-    """Yield all children after the block at ``at``."""
-    if isinstance(children, Segment):
-        if children.at == at:
-            yield children
-        return
-    for by_prefix in (children or {}).get(at, {}).values():
-        for found in by_prefix.values():
-            firsts = [found] if isinstance(found, Segment) else _all(found)
-            for first in firsts:
-                one: Segment | None = first
-                while one is not None:
-                    yield one
-                    one = one.twin
-
-
-def _all(several: Several) -> list[Segment]:
-    return [found for by_block in several.values() for found in by_block.values()]
-
-
 def _among(several: Several, prompt: bytes, start: int, end: int) -> Iterator[Segment]:
     for size, by_block in several.items():
         if start + size <= end:
