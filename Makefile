@@ -78,7 +78,7 @@ bench-alerts: $(READY)  ## the runbooks that take longer, on the cluster tier (a
 	$(BIN)/python -m tests.monitoring.binaries
 	$(PYTEST) -n 0 -rP tests/cluster/runbooks_of_*.py
 
-bench-pd: $(READY)  ## 300 requests and faults with prefill and decode on two real engines (about 15 minutes)
+bench-pd: $(READY)  ## 300 requests and faults with prefill and decode on two real engines (about 13 minutes)
 	$(BIN)/python -m tests.engine.disaggregation_bench
 
 bench-disk: $(READY)  ## the disk cleaner beside a process that overflows its folder for ten minutes, then a pool with memory, disk and a shared claim in a whole cluster (needs root)

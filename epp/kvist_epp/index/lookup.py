@@ -218,7 +218,8 @@ class Lookup:
                 continue
             member = self.members[key]
             publisher = member.publishers[part.rank or 0]
-            holder = publisher if medium == STORAGE_MEDIUM else self.storages[str(member.storage)]
+            shared = None if member.storage is None else self.storages.get(member.storage)
+            holder = publisher if shared is None or medium == STORAGE_MEDIUM else shared
             first, last = self._index.next_evicted(publisher, HOST_MEDIUM, matches.end(holder))
             tokens = min(last - first, lower[HOST_MEDIUM])
             if tokens and last == part.indexed - lower[medium]:

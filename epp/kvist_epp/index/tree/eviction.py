@@ -32,7 +32,7 @@ def next_evicted(who: Presence, medium: str, removed: Place, end: tuple[Segment,
     at = removed[1]
     if at >= count:
         return 0
-    blocks, after = 0, None
+    blocks = 0
     while True:
         before, position = (segment, at - 1) if at else (segment.parent, segment.at)
         after = segment if before is not segment else None
