@@ -28,7 +28,7 @@ class Index:
     """The byte tree of all publishers.
 
     Methods that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``opaque``, ``held``,
-    ``held_as_others``, ``removed``, ``cleared``. The others only read.
+    ``held_as_others``, ``removed``, ``evicted``, ``cleared``. The others only read.
 
     Hashes are unsigned 64-bit integers. The case of a medium does not matter.
     """
@@ -39,15 +39,14 @@ class Index:
         self._presences: dict[int, Presence] = {}
         self._next_number = 0
         self._bits: dict[int, int] = {}
-        self._publishers: dict[int, int] = {}
-        """By bit."""
         """Publisher → its bit; replaced, never changed: ``Matches`` keeps it."""
+        self._publishers: dict[int, int] = {}
         self._live = 0
         self._next_bit = 1
         self._free_bits: list[int] = []
         self._retired: list[Presence] = []
         self.tiers_evict = False
-        """A block was removed from a medium other than the GPU, of any publisher."""
+        """Some engine has evicted a block from a medium other than its GPU's memory."""
 
     def __repr__(self) -> str:
         forest = self._forest
@@ -322,18 +321,23 @@ class Index:
         places = [place for name in hashes if (place := self._forest.locate(who, name))]
         return sum(not _on(who, place, GPU) for place in places)
 
-    def next_evicted(self, publisher: int, medium: str, end: tuple[Segment, int] | None) -> tuple[int, int]:
-        """Return which tokens of the prompt that is matched up to ``end`` a publisher's medium removes next:
-        the first, and the one after the last. Equal: none."""
+    def evicted(self, publisher: int, name: int, medium: str) -> None:
+        """Note the block that a publisher's engine has evicted last from a slower medium."""
+        self._presences[publisher].evicted[medium.upper()] = name
+        self.tiers_evict = True
+
+    def next_evicted(
+        self, publisher: int, medium: str, end: tuple[Segment, int], after: int, limit: int
+    ) -> int:
+        """Return how many of the ``limit`` tokens before ``after`` a publisher's medium evicts next, of the
+        prompt that is matched up to ``end``: none unless the block that begins there was evicted last."""
         who = self._presences[publisher]
         name = who.evicted.get(medium)
-        removed = None if name is None or end is None else self._look(name, None)
-        if removed is None or end is None:
-            return 0, 0
-        segment, at = removed
-        last = segment.base + at
-        first = last - next_evicted(who, medium, removed, end)
-        return first * segment.tree.block_size, last * segment.tree.block_size
+        place = None if name is None else self._forest.locate(who, name) or self._look(name, None)
+        size = 0 if place is None else place[0].tree.block_size
+        if place is None or (place[0].base + place[1]) * size != after:
+            return 0
+        return next_evicted(who, medium, place, end, limit // size) * size
 
     def names_on(self, publisher: int, medium: str) -> Iterator[int]:
         """Yield the hashes of the blocks that a publisher holds on a slower medium, opaque ones included.
@@ -353,9 +357,6 @@ class Index:
     def removed(self, publisher: int, hashes: Sequence[int], *, medium: str = GPU) -> int:
         """Blocks were evicted; one stored several times goes with its last copy. Returns how many it held."""
         who, medium = self._presences[publisher], medium.upper()
-        if medium != GPU and hashes:
-            who.evicted[medium] = hashes[-1]
-            self.tiers_evict = True
         if who.copies or who.opaque or who.own:
             return sum(self._removed_one(who, name, medium) for name in hashes)
         known, at, segment, mask, nodes = 0, 0, None, 0, self._forest.nodes

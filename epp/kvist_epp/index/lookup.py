@@ -220,9 +220,10 @@ class Lookup:
             publisher = member.publishers[part.rank or 0]
             shared = None if member.storage is None else self.storages.get(member.storage)
             holder = publisher if shared is None or medium == STORAGE_MEDIUM else shared
-            first, last = self._index.next_evicted(publisher, HOST_MEDIUM, matches.end(holder))
-            tokens = min(last - first, lower[HOST_MEDIUM])
-            if tokens and last == part.indexed - lower[medium]:
+            if (end := matches.end(holder)) is None:
+                continue
+            above, limit = part.indexed - lower[medium], lower[HOST_MEDIUM]
+            if tokens := self._index.next_evicted(publisher, HOST_MEDIUM, end, above, limit):
                 hits[key] = _with_moved(part, HOST_MEDIUM, medium, tokens)
 
     def _add_hits(

@@ -16,21 +16,18 @@ For a while after an endpoint left, hot prefixes that only one endpoint holds ar
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
-import msgspec
-
-from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.load.in_flight import InFlightRequest, Leg
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Masks
+from kvist_epp.prewarm.prewarm_step import PrewarmStep
 from kvist_epp.prewarm.refresh_schedule import RefreshSchedule
-from kvist_epp.scheduling.pick import Candidate, Demand, choose, computing
+from kvist_epp.scheduling.pick import Candidate, Demand, choose, helpers, unrefused
 from kvist_epp.telemetry.counters import PrewarmStats
 from kvist_kube.backoff import backoff_seconds
 
@@ -86,36 +83,9 @@ class PrewarmPool(Protocol):
         """The backlog of each endpoint."""
 
 
-class PrewarmStep(msgspec.Struct, frozen=True, eq=False):
-    """One request to one engine."""
-
-    request: InFlightRequest
-    """In flight like any other, so that the cost includes it."""
-    session: str
-    """Session id in the load tracker and in the engine's events."""
-    endpoint: Endpoint
-    prefix: HotPrefix
-    blocks: int
-    """Blocks of the prefix requested, from the first on."""
-    tokens: int
-    """Tokens in these blocks."""
-    held: int
-    """Tokens of them that the endpoint holds already."""
-
-    @property
-    def uncached(self) -> int:
-        """Tokens to compute."""
-        return self.tokens - self.held
-
-    @property
-    def text(self) -> bytes:
-        """Text of the prompt."""
-        return self.prefix.text[: sum(self.prefix.sizes[: self.blocks])]
-
-
 @dataclass(slots=True, eq=False)
 class _Target:
-    """An endpoint that may be picked, and what it is to get."""
+    """An endpoint on which prompts are computed, and what it is to get."""
 
     candidate: Candidate
     pending: deque[HotPrefix] = field(default_factory=deque)
@@ -163,9 +133,11 @@ class PrewarmPlanner:
         self._splits = splits
         self._numbers = count(1)
         self._targets: dict[str, _Target] = {}
-        """Endpoints that may be picked, by key."""
+        """Endpoints on which prompts are computed, by key."""
         self._leaving: set[str] = set()
-        """Endpoints that may not be picked but still exist."""
+        """Endpoints on which no prompt is computed any longer but that still exist."""
+        self._answering: set[str] = set()
+        """Ready endpoints for which others compute the prompts."""
         self._lost: deque[HotPrefix] = deque()
         """Prefixes that leaving endpoints held, hottest first."""
         self._expires_at = 0.0
@@ -237,8 +209,16 @@ class PrewarmPlanner:
             self.stats.dropped += 1
 
     def _update_targets(self, now: float) -> None:
-        """Compare the targets with the endpoints that compute prompts now."""
-        able = {c.endpoint.key: c for c in computing(self._pool.candidates, splits=self._splits)}
+        """Compare the targets with the endpoints that compute prompts now.
+
+        One that only answers, since another one computes prompts for it, has not left; nor has it joined when
+        that ends.
+        """
+        able, answered = self._computing(), self._answering
+        ready = {c.endpoint.key for c in self._pool.candidates if c.ready}
+        self._answering = ready - able.keys() if self._splits else set()
+        for key in self._answering & self._targets.keys():
+            del self._targets[key]
         self._leaving &= {c.endpoint.key for c in self._pool.candidates}
         self._remove_targets([key for key in self._targets if key not in able], now)
         self._leaving -= able.keys()
@@ -246,20 +226,32 @@ class PrewarmPlanner:
             if key in self._targets:
                 self._targets[key].candidate = candidate
             elif self._is_precise(key):
-                budget = min(self._limits.tokens, (self._cache_tokens(key) or 2 * self._limits.tokens) // 2)
-                target = self._targets[key] = _Target(candidate, self._select(budget, now))
-                target.expires_at = now + EXPIRY_SECONDS
+                target = self._targets[key] = _Target(candidate, expires_at=now + EXPIRY_SECONDS)
+                if key not in answered:
+                    budget = min(
+                        self._limits.tokens, (self._cache_tokens(key) or 2 * self._limits.tokens) // 2
+                    )
+                    target.pending = self._select(budget, now)
                 if target.pending:
                     self._announce(f"of {key}", target.pending)
 
+    def _computing(self) -> dict[str, Candidate]:
+        """Return the endpoints on which prompts are computed, by key: by their roles, where some compute them
+        for others."""
+        candidates = self._pool.candidates
+        by_role = self._splits and any(self._is_precise(c.endpoint.key) for c in helpers(candidates))
+        able = [c for c in candidates if (c.ready and c.endpoint.can_prefill if by_role else not c.refusal)]
+        return {c.endpoint.key: c for c in able}
+
     def _remove_targets(self, keys: Sequence[str], now: float) -> None:
-        """Remove endpoints; the prefixes that only they, and other leaving ones, hold are lost."""
+        """Remove endpoints; prefixes that no other endpoint holds on which prompts are computed are lost."""
         if not keys:
             return
         for key in keys:
             del self._targets[key]
             self._leaving.add(key)
-        numbers = [number for key in self._leaving if (number := self._publisher(key)) is not None]
+        others = self._leaving | self._answering  # what was transferred there helps no other endpoint
+        numbers = [number for key in others if (number := self._publisher(key)) is not None]
         exclusive = {s: mask for s, mask in self._pool.index.exclusive(numbers) if mask}
         found = self._select(self._limits.tokens, now, exclusive)
         texts = {one.text for one in found}
@@ -307,7 +299,7 @@ class PrewarmPlanner:
             prefix = self._lost.popleft()
             found = self._pool.lookup.look(prefix.root, [prefix.text], learn=False)
             demand, turn = Demand(found.tokens, found.hits), next(self._numbers)
-            [best] = choose([_unrefused(t.candidate) for t in able], demand, now=now, turn=turn, limit=1)
+            [best] = choose([unrefused(t.candidate) for t in able], demand, now=now, turn=turn, limit=1)
             target = self._targets[best.endpoint.key]
             target.current, target.requested = prefix, 0
             if (step := self._next_step(target, now)) is not None:
@@ -389,10 +381,3 @@ class PrewarmPlanner:
         self.stats.dropped += len(target.pending) + (target.current is not None)
         target.pending.clear()
         target.current = None
-
-
-def _unrefused(candidate: Candidate) -> Candidate:
-    """Return an endpoint that may not be picked, perhaps, as one that may: prefixes may go there."""
-    found = copy(candidate)
-    found.refusal = ""
-    return found

@@ -12,7 +12,8 @@ from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.disaggregation.legs import OFF
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.prewarm.prewarm_client import PrewarmClient, PrewarmOutcome
-from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner
+from kvist_epp.prewarm.prewarm_step import PrewarmStep
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.counters import PrewarmStats
 

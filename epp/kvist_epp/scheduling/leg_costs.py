@@ -47,7 +47,7 @@ class DisaggregationPolicy:
     """Price of the first sequence on an endpoint, where prompts would prolong answers by all that the target
     allows if every endpoint computed its part of them."""
     pressing: float = 1.5
-    """Power of that part to which the price is in proportion: a soft threshold."""
+    """The price grows with how much prompts press (0 to 1) to the power of this: a soft threshold."""
     opened: float = 8.0
     """Sequences from which one more costs half of that; with twice as many a fifth, and so on with the
     square. An endpoint with a few has hardly more of its time for prompts than one with many, so that all of

@@ -11,6 +11,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -130,15 +131,16 @@ def settle_roles(candidates: Sequence[Candidate]) -> None:
             candidate.refusal = ""
 
 
-def computing(candidates: Sequence[Candidate], *, splits: bool) -> list[Candidate]:
-    """Return the endpoints on which prompts are computed: those that may be picked or, where some compute
-    prompts for others only, those whose role allows it.
+def helpers(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the ready endpoints that compute prompts for others only."""
+    return [c for c in candidates if c.ready and c.endpoint.can_prefill and not c.endpoint.can_decode]
 
-    ``splits``: with disaggregation; without it roles decide nothing here.
-    """
-    helpers = [c for c in candidates if c.ready and c.endpoint.can_prefill and not c.endpoint.can_decode]
-    by_role = splits and helpers
-    return [c for c in candidates if (c.ready and c.endpoint.can_prefill if by_role else not c.refusal)]
+
+def unrefused(candidate: Candidate) -> Candidate:
+    """Return an endpoint as one that may be picked, whatever its role."""
+    found = copy(candidate)
+    found.refusal = ""
+    return found
 
 
 def choose(

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any, Final
 
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Place
-from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner
+from kvist_epp.prewarm.prewarm_step import PrewarmStep
 from kvist_sim.virtual.index_feed import IndexFeed
 from kvist_sim.virtual.jobs import Call, Passage
 from kvist_sim.virtual.ours import KVIST, Kvist

@@ -109,7 +109,8 @@ def error(served: Sequence[Served], *sources: str) -> float:
 async def test_predictions_are_right_by_source(pool: TierPool) -> None:
     """60 mixed requests (``make bench-tiers``: 300), salted, of an adapter and plain: predicted and actual
     tokens differ by 2 % at most, on the GPU and in the other places together, and in the long run in each
-    place; in one request of twenty at most which one place serves; all answers are right, and trust is kept.
+    place; of the requests that were expected from one place, one in twenty at most; all answers are right,
+    and trust is kept.
 
     Of a prompt whose rest is on the disk, vLLM may remove the part in host memory to read that rest: vLLM
     protects no block of host memory before all are there. The index expects that, but for blocks that other

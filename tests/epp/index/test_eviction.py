@@ -52,6 +52,7 @@ class HostMemory:
         self._blocks.remove(part)
         self.removed = part
         self.index.removed(self.engine, [name(part)], medium=HOST_MEDIUM)
+        self.index.evicted(self.engine, name(part), HOST_MEDIUM)
 
     def evict_next(self) -> Chain:
         """Remove the block whose turn it is, and return it."""
@@ -67,6 +68,15 @@ class HostMemory:
                 break
             count += 1
         return count
+
+    def next_by_index(self, limit: int = 1000) -> int:
+        """Return the same as the index sees it."""
+        end = self.index.match(ROOT, text_of(self.removed) + b"?").end(self.disk)
+        assert end is not None, "the disk keeps everything"
+        after = (len(self.removed) - 1) * BLOCK
+        found = self.index.next_evicted(self.engine, HOST_MEDIUM, end, after, limit * BLOCK)
+        assert self.index.next_evicted(self.engine, HOST_MEDIUM, end, after + BLOCK, limit * BLOCK) == 0
+        return found // BLOCK
 
     def _store(self, publisher: int, part: Chain, medium: str) -> None:
         parent = name(part[:-1]) if len(part) > 1 else None
@@ -101,11 +111,7 @@ def test_the_next_blocks_are_those_of_the_engine(documents: list[str], room: int
         memory.use((*document, f"q{number}"))
         if not memory.removed:
             continue
-        end = memory.index.match(ROOT, text_of(memory.removed) + b"?").end(memory.disk)
-        first, last = memory.index.next_evicted(memory.engine, HOST_MEDIUM, end)
-
-        assert last == (len(memory.removed) - 1) * BLOCK
-        assert (last - first) // BLOCK == memory.next_in_turn()
+        assert memory.next_by_index() == memory.next_in_turn()
 
 
 def in_part(disk: str) -> HostMemory:
@@ -149,7 +155,7 @@ def test_a_forgotten_engine_evicts_nothing(*, restarted: bool) -> None:
         memory.index.cleared(memory.engine, medium=HOST_MEDIUM)
 
     assert memory.look("abcd").lower == {SHARED_MEDIUM: 4 * BLOCK}
-    assert memory.index.next_evicted(memory.engine, HOST_MEDIUM, None) == (0, 0)
+    assert memory.next_by_index() == 0
 
 
 def test_of_many_ways_on_one_is_taken_for_used() -> None:
@@ -161,6 +167,31 @@ def test_of_many_ways_on_one_is_taken_for_used() -> None:
     for number in range(eviction.MOST_BRANCHES + 2):
         memory.evict(("a", f"q{number}"))
     memory.evict(("a", "b", "c"))
-    end = memory.index.match(ROOT, text_of("abc") + b"?").end(memory.disk)
 
-    assert memory.index.next_evicted(memory.engine, HOST_MEDIUM, end) == (BLOCK, 2 * BLOCK)
+    assert memory.next_by_index() == 1
+
+
+def test_a_long_prompt_is_followed_through_its_segments() -> None:
+    """Hundreds of blocks are followed over their segments of 64, as far as is asked."""
+    memory = HostMemory(1000)
+    memory.use([f"{number % 7}" for number in range(300)])
+    for _ in range(20):
+        memory.evict_next()
+
+    assert [memory.next_by_index(limit) for limit in (1, 100, 1000)] == [1, 100, 280]
+
+
+def test_an_engine_with_hashes_of_its_own_evicts_by_its_own() -> None:
+    """Two engines that have another hash for the same blocks are each asked by their own."""
+    memory = in_part(STORAGE_MEDIUM)
+    other = memory.index.publisher("other")
+    for medium in (HOST_MEDIUM, STORAGE_MEDIUM):
+        texts = [text_of(letter) for letter in "abcd"]
+        memory.index.stored(other, ROOT, None, [1, 2, 3, 4], texts, block_size=BLOCK, medium=medium)
+    memory.index.removed(other, [4, 3], medium=HOST_MEDIUM)
+    memory.index.evicted(other, 3, HOST_MEDIUM)
+    end = memory.index.match(ROOT, text_of("abcd") + b"?").end(other)
+
+    assert end is not None
+    assert memory.index.next_evicted(other, HOST_MEDIUM, end, 2 * BLOCK, 4 * BLOCK) == 2 * BLOCK
+    assert memory.next_by_index() == 2

@@ -222,6 +222,28 @@ def test_a_block_from_decode_that_moved_to_a_tier_is_credited_there() -> None:
     assert (engine.tokens(PROMPT + b"cccc"), engine.tokens(PROMPT + b"cccc", medium="CPU")) == (12, 4)
 
 
+def next_on_cpu(engine: Learning) -> int:
+    """Return how many tokens before the prompt's second block host memory evicts next."""
+    number = engine.index.publisher(engine.source)
+    end = engine.index.match((None, None), PROMPT + b"?").end(number)
+    return 0 if end is None else engine.index.next_evicted(number, "CPU", end, after=SIZE, limit=SIZE)
+
+
+def test_the_block_that_a_tier_evicted_last_may_be_one_that_was_never_credited() -> None:
+    """The engine's last removal from host memory, of whatever block, tells what goes next there; the GPU's
+    removals, and those that the index makes by itself, do not."""
+    engine = prompted()
+    engine.send(*[placeholder(1, 2, medium=medium) for medium in ("CPU", "STORAGE")], Removed(hashes=[2, 1]))
+    engine.send(Removed(hashes=[2], medium="CPU"))
+    assert next_on_cpu(engine) == SIZE
+    engine.send(stored([3], 2, b"zzza"), stored([3], 2, b"zzza", medium="CPU", session=None))
+    engine.settle()
+    engine.send(Removed(hashes=[3]))
+    assert next_on_cpu(engine) == SIZE
+    engine.send(Removed(hashes=[3], medium="CPU"))
+    assert next_on_cpu(engine) == 0
+
+
 def test_a_block_from_decode_that_is_not_canonical_is_not_credited_on_a_tier() -> None:
     """Tokens that no prompt would have are no hit on any medium."""
     engine = prompted()

@@ -10,7 +10,8 @@ from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import LABEL_ROLES
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
-from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner
+from kvist_epp.prewarm.prewarm_step import PrewarmStep
 from kvist_epp.prewarm.prewarmer import PrewarmLog
 from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.telemetry.counters import PrewarmStats

@@ -331,13 +331,14 @@ def test_endpoints_that_compute_for_others_are_prewarmed() -> None:
 
 
 def test_prefixes_of_an_endpoint_that_computes_for_others_go_to_its_like() -> None:
-    """With disaggregation, prefixes that only an endpoint which left has held go to one that computes
-    prompts, though requests may not be sent there."""
+    """With disaggregation, the prefixes of an endpoint which left go to one that computes prompts, though
+    requests may not be sent there, and though an endpoint that answers has got them by a transfer."""
     pool = Pool(splits=True)
     for name, role in (("first", "prefill"), ("second", "prefill"), ("decode", "decode")):
         pool.join(name, role=role)
     pool.poll()
     pool.hold("first", "abcdef")
+    pool.hold("decode", "abcdef")
     pool.heat("abcdef")
     pool.leave("first")
     assert pool.play() == [("second", "ab"), ("second", "abcd"), ("second", "abcdef")]
@@ -351,4 +352,29 @@ def test_endpoints_that_only_answer_are_prewarmed_where_none_computes_for_them(*
     pool.join("decode", role="decode")
     if not splits:
         pool.join("prefill", role="prefill")
+    assert {name for name, _ in pool.play()} == {"decode"}
+
+
+def test_an_endpoint_that_begins_or_ends_to_compute_for_others_is_no_loss() -> None:
+    """An endpoint that only answers has not left when another one begins to compute prompts, and has not
+    joined when that one is not ready for a moment."""
+    pool = Pool(splits=True)
+    pool.join("decode", role="decode")
+    pool.poll()
+    pool.join("prefill", role="prefill")
+    pool.poll()
+    assert not pool.planner.recovering
+    pool.hold("prefill", "abcdef")
+    pool.heat("abcdef")
+    pool.refuse("prefill", "not ready")
+    pool.now += 1.0
+    pool.poll()
+    assert pool.stats.begun <= 1, "the prefixes of the one that left, once, not a share for one that joined"
+
+
+def test_an_endpoint_that_cannot_be_prewarmed_is_no_reason_to_prewarm_none() -> None:
+    """Endpoints that answer are prewarmed where the only one that computes for others is approximate."""
+    pool = hot_pool("a", splits=True)
+    pool.join("prefill", role="prefill", precise=False)
+    pool.join("decode", role="decode")
     assert {name for name, _ in pool.play()} == {"decode"}

@@ -14,16 +14,20 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvist_epp.index.tree.forest import Place
-from kvist_epp.index.tree.holders import Presence
+from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.segment import Children, Segment
 
 MOST_BRANCHES: Final = 64
 """Ways on from a block that are looked at; of more, one is taken for used."""
 
 
-def next_evicted(who: Presence, medium: str, removed: Place, end: tuple[Segment, int]) -> int:
+def next_evicted(who: Presence, medium: str, removed: Place, end: tuple[Segment, int], limit: int) -> int:
     """Return how many blocks before the one that a publisher has ``removed`` last from a medium are the next
-    that go; 0 if that block is not on the path to ``end``, a segment and a number of its blocks."""
+    that go, up to ``limit``; 0 if that block is not on the path to ``end``, a segment and a number of its
+    blocks.
+
+    The time is linear in the segments of the path, not in its blocks: a long prompt has thousands.
+    """
     segment, count = end
     while segment is not removed[0]:
         if segment.parent is None:
@@ -33,30 +37,49 @@ def next_evicted(who: Presence, medium: str, removed: Place, end: tuple[Segment,
     if at >= count:
         return 0
     blocks = 0
-    while True:
-        before, position = (segment, at - 1) if at else (segment.parent, segment.at)
-        after = segment if before is not segment else None
-        if before is None or position < 0 or not _held(who, medium, before, position):
-            return blocks
-        if _branches(who, medium, before, position, after):
-            return blocks
-        blocks, segment, at = blocks + 1, before, position
+    while blocks < limit:
+        start = _start_of_run(who, medium, segment, at)
+        blocks += at - start
+        if start > 0 or segment.parent is None or segment.at < 0:
+            break
+        if not _is_only_way(who, medium, segment):
+            break
+        segment, at = segment.parent, segment.at
+        blocks += 1
+    return min(blocks, limit)
 
 
-def _branches(who: Presence, medium: str, segment: Segment, at: int, after: Segment | None) -> bool:
-    """Return whether a prompt that is on the medium goes on from a block another way than to ``after``; None:
-    to the next block of the segment."""
-    if after is not None and at + 1 < len(segment.hashes) and _held(who, medium, segment, at + 1):
-        return True
-    for number, other in enumerate(_following(segment.children, at)):
-        if number == MOST_BRANCHES or (other is not after and _held(who, medium, other, 0)):
+def _start_of_run(who: Presence, medium: str, segment: Segment, at: int) -> int:
+    """Return the first of the blocks before ``at`` that a publisher holds without a gap, and after which no
+    other prompt goes on."""
+    start = (ONES[at] & ~_held(who, medium, segment)).bit_length()
+    children = segment.children
+    places = (children.at,) if isinstance(children, Segment) else children or ()
+    for place in sorted((place for place in places if start <= place < at), reverse=True):
+        if _goes_on(who, medium, segment, place, None):
+            return place + 1
+    return start
+
+
+def _is_only_way(who: Presence, medium: str, child: Segment) -> bool:
+    """Return whether a publisher holds the block that a segment follows, and no other way on from there."""
+    parent, at = child.parent, child.at
+    if parent is None or not (held := _held(who, medium, parent)) >> at & 1:
+        return False
+    return not (held >> at + 1 & 1 or _goes_on(who, medium, parent, at, child))
+
+
+def _goes_on(who: Presence, medium: str, segment: Segment, at: int, but: Segment | None) -> bool:
+    """Return whether a publisher holds a child after a block, ``but`` one."""
+    for number, child in enumerate(_following(segment.children, at)):
+        if number == MOST_BRANCHES or (child is not but and _held(who, medium, child) & 1):
             return True
     return False
 
 
-def _held(who: Presence, medium: str, segment: Segment, at: int) -> bool:
+def _held(who: Presence, medium: str, segment: Segment) -> int:
     holders = segment.on(medium)
-    return holders is not None and bool(holders.mask(who.bit, len(segment.hashes)) >> at & 1)
+    return 0 if holders is None else holders.mask(who.bit, len(segment.hashes))
 
 
 def _following(children: Children, at: int) -> Iterator[Segment]:

@@ -29,7 +29,7 @@ class Presence:
     counts: dict[str, int]
     """Medium → blocks held there, opaque ones included."""
     evicted: dict[str, int]
-    """Medium, but for the GPU → hash of the block that was removed last."""
+    """By medium other than the GPU: the hash of the block that its engine has evicted last."""
     segments: set[Segment]
     """Where it holds something: what a reset has to visit."""
     copies: dict[tuple[str, int], int]
