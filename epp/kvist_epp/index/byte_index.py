@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.eviction import next_evicted
-from kvist_epp.index.tree.forest import Forest, Place
+from kvist_epp.index.tree.forest import Forest, Place, held_on
 from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
 from kvist_epp.index.tree.segment import GPU, Root, Segment
@@ -41,6 +41,7 @@ class Index:
         self._bits: dict[int, int] = {}
         """Publisher → its bit; replaced, never changed: ``Matches`` keeps it."""
         self._publishers: dict[int, int] = {}
+        """The reverse."""
         self._live = 0
         self._next_bit = 1
         self._free_bits: list[int] = []
@@ -346,9 +347,8 @@ class Index:
         """
         who = self._presences[publisher]
         for segment in who.segments:
-            if holders := segment.on(medium):
+            if mask := held_on(who, segment, medium):
                 names = segment.alias.get(who, segment.hashes) if segment.alias else segment.hashes
-                mask = holders.mask(who.bit, len(names))
                 yield from (name for at, name in enumerate(names) if mask >> at & 1 and name is not None)
         yield from who.opaque.get(medium, ())
 
@@ -396,5 +396,4 @@ class Index:
 def _on(who: Presence, place: Place, medium: str) -> bool:
     """Return whether a publisher holds a block on a medium."""
     segment, at = place
-    holders = segment.on(medium)
-    return holders is not None and bool(holders.mask(who.bit, len(segment.hashes)) >> at & 1)
+    return bool(held_on(who, segment, medium) >> at & 1)

@@ -289,6 +289,8 @@ def _with_moved(part: CachedPart, source: str, target: str, tokens: int) -> Cach
 
 
 def _moved(lower: Mapping[str, int], source: str, target: str, tokens: int) -> Mapping[str, int]:
+    """Return the tokens by medium with some of one moved to another; unchanged where there are fewer, since
+    what was sent there just now is on its way to the GPU."""
     moved = {**lower, source: lower.get(source, 0) - tokens, target: lower.get(target, 0) + tokens}
     return lower if moved[source] < 0 else {medium: count for medium, count in moved.items() if count}
 

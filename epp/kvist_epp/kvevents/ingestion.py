@@ -247,8 +247,7 @@ class Ingestor:
         self.evicted.on_removed(hashes)
         if event.medium != GPU:
             self.tiers.on_removed(state, hashes, event.medium)
-            if hashes:
-                self._index.evicted(state.number, hashes[-1], event.medium)
+            self._index.evicted(state.number, hashes[-1], event.medium)
         if len(state.quarantine):
             for block in hashes:
                 state.quarantine.on_removed(block)

@@ -27,7 +27,7 @@ from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Masks
 from kvist_epp.prewarm.prewarm_step import PrewarmStep
 from kvist_epp.prewarm.refresh_schedule import RefreshSchedule
-from kvist_epp.scheduling.pick import Candidate, Demand, choose, helpers, unrefused
+from kvist_epp.scheduling.pick import Candidate, Demand, choose, ready_helpers, unrefused
 from kvist_epp.telemetry.counters import PrewarmStats
 from kvist_kube.backoff import backoff_seconds
 
@@ -228,9 +228,8 @@ class PrewarmPlanner:
             elif self._is_precise(key):
                 target = self._targets[key] = _Target(candidate, expires_at=now + EXPIRY_SECONDS)
                 if key not in answered:
-                    budget = min(
-                        self._limits.tokens, (self._cache_tokens(key) or 2 * self._limits.tokens) // 2
-                    )
+                    most = self._limits.tokens
+                    budget = min(most, (self._cache_tokens(key) or 2 * most) // 2)
                     target.pending = self._select(budget, now)
                 if target.pending:
                     self._announce(f"of {key}", target.pending)
@@ -239,7 +238,7 @@ class PrewarmPlanner:
         """Return the endpoints on which prompts are computed, by key: by their roles, where some compute them
         for others."""
         candidates = self._pool.candidates
-        by_role = self._splits and any(self._is_precise(c.endpoint.key) for c in helpers(candidates))
+        by_role = self._splits and any(self._is_precise(c.endpoint.key) for c in ready_helpers(candidates))
         able = [c for c in candidates if (c.ready and c.endpoint.can_prefill if by_role else not c.refusal)]
         return {c.endpoint.key: c for c in able}
 

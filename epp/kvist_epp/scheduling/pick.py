@@ -131,7 +131,7 @@ def settle_roles(candidates: Sequence[Candidate]) -> None:
             candidate.refusal = ""
 
 
-def helpers(candidates: Sequence[Candidate]) -> list[Candidate]:
+def ready_helpers(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the ready endpoints that compute prompts for others only."""
     return [c for c in candidates if c.ready and c.endpoint.can_prefill and not c.endpoint.can_decode]
 

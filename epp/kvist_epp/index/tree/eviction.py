@@ -13,7 +13,7 @@ If another prompt, A B X, is in host memory, too, then it was used later, and so
 from collections.abc import Iterator
 from typing import Final
 
-from kvist_epp.index.tree.forest import Place
+from kvist_epp.index.tree.forest import Place, held_on
 from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.segment import Children, Segment
 
@@ -52,7 +52,7 @@ def next_evicted(who: Presence, medium: str, removed: Place, end: tuple[Segment,
 def _start_of_run(who: Presence, medium: str, segment: Segment, at: int) -> int:
     """Return the first of the blocks before ``at`` that a publisher holds without a gap, and after which no
     other prompt goes on."""
-    start = (ONES[at] & ~_held(who, medium, segment)).bit_length()
+    start = (ONES[at] & ~held_on(who, segment, medium)).bit_length()
     children = segment.children
     places = (children.at,) if isinstance(children, Segment) else children or ()
     for place in sorted((place for place in places if start <= place < at), reverse=True):
@@ -64,7 +64,7 @@ def _start_of_run(who: Presence, medium: str, segment: Segment, at: int) -> int:
 def _is_only_way(who: Presence, medium: str, child: Segment) -> bool:
     """Return whether a publisher holds the block that a segment follows, and no other way on from there."""
     parent, at = child.parent, child.at
-    if parent is None or not (held := _held(who, medium, parent)) >> at & 1:
+    if parent is None or not (held := held_on(who, parent, medium)) >> at & 1:
         return False
     return not (held >> at + 1 & 1 or _goes_on(who, medium, parent, at, child))
 
@@ -72,14 +72,9 @@ def _is_only_way(who: Presence, medium: str, child: Segment) -> bool:
 def _goes_on(who: Presence, medium: str, segment: Segment, at: int, but: Segment | None) -> bool:
     """Return whether a publisher holds a child after a block, ``but`` one."""
     for number, child in enumerate(_following(segment.children, at)):
-        if number == MOST_BRANCHES or (child is not but and _held(who, medium, child) & 1):
+        if number == MOST_BRANCHES or (child is not but and held_on(who, child, medium) & 1):
             return True
     return False
-
-
-def _held(who: Presence, medium: str, segment: Segment) -> int:
-    holders = segment.on(medium)
-    return 0 if holders is None else holders.mask(who.bit, len(segment.hashes))
 
 
 def _following(children: Children, at: int) -> Iterator[Segment]:

@@ -92,6 +92,12 @@ Place = tuple[Segment, int]
 """A block: its segment and its position there; (tree root, -1) is the place before the first block."""
 
 
+def held_on(who: Presence, segment: Segment, medium: str) -> int:
+    """Mask of the blocks of a segment that a publisher holds on one medium."""
+    holders = segment.on(medium)
+    return 0 if holders is None else holders.mask(who.bit, len(segment.hashes))
+
+
 class Forest:
     """All trees and the names of their blocks."""
 
