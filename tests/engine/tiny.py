@@ -33,6 +33,26 @@ def embedding(folder: Path, *, encoder: bool) -> Path:
     return folder
 
 
+def with_windows(folder: Path, *, window: int = 256) -> Path:
+    """Make the model in the folder a Gemma 3: two layers with a sliding window, then one that attends to all,
+    in KV cache groups of their own."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    layers = ["sliding_attention", "sliding_attention", "full_attention"]
+    gemma = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": len(layers),
+        "layer_types": layers,
+        "sliding_window": window,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 32,
+        "rope_local_base_freq": 1e4,
+    }
+    path.write_text(json.dumps(config | gemma))
+    return folder
+
+
 def add_weights_config(folder: Path, *, context: int = 32768) -> Path:
     """Writes ``config.json`` for the tokenizer in the folder: 2 layers, 128 hidden, ``context`` tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

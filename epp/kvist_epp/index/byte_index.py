@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.eviction import next_evicted
 from kvist_epp.index.tree.forest import Forest, Place, held_on
 from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
+from kvist_epp.index.tree.removing import remove
 from kvist_epp.index.tree.segment import GPU, Root, Segment
 from kvist_epp.index.tree.storing import Storing
+from kvist_epp.index.tree.windows import Window, within_windows
 
 __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
 
@@ -28,7 +31,8 @@ class Index:
     """The byte tree of all publishers.
 
     Methods that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``opaque``, ``held``,
-    ``held_as_others``, ``removed``, ``evicted``, ``cleared``. The others only read.
+    ``held_as_others``, ``removed``, ``window_stored``, ``window_removed``, ``evicted``, ``cleared``. The
+    others only read.
 
     Hashes are unsigned 64-bit integers. The case of a medium does not matter.
     """
@@ -42,6 +46,8 @@ class Index:
         """Publisher → its bit; replaced, never changed: ``Matches`` keeps it."""
         self._publishers: dict[int, int] = {}
         """The reverse."""
+        self._windowed: dict[int, Presence] = {}
+        """Publishers with windows, by bit."""
         self._live = 0
         self._next_bit = 1
         self._free_bits: list[int] = []
@@ -86,6 +92,7 @@ class Index:
         self._presences[publisher] = Presence(who.name)
         if who.bit:
             self._live &= ~who.bit
+            self._windowed.pop(who.bit, None)
             self._set_bits({number: bit for number, bit in self._bits.items() if number != publisher})
         if who.segments:
             who.retire()
@@ -139,7 +146,8 @@ class Index:
         if self._presences[publisher].bit:
             self.forget(publisher)
         who = self._with_bit(publisher)
-        return Restore(self._forest, who, lambda: self._presences.get(publisher) is who)
+        who.restored = True
+        return Restore(self._forest, who, lambda: self._presences.get(publisher) is who, self._windowed)
 
     # Looking
 
@@ -148,6 +156,8 @@ class Index:
         found: list[Group] = []
         for tree in self._forest.trees.get(root, {}).values():
             found += search(tree, prompt, self._live)
+        if self._windowed:
+            found = within_windows(found, self._windowed)
         if len(found) > 1:
             found.sort(key=tokens_of, reverse=True)
         return Matches(found, self._bits, self._publishers)
@@ -171,20 +181,8 @@ class Index:
 
         A publisher that holds a block of a chain holds those before it, so the blocks sought are the last.
         """
-        who, forest = self._presences[publisher], self._forest
-        others = self._live & ~who.bit
-
-        def alone(name: int) -> bool:
-            place = forest.locate(who, name)
-            if place is None:
-                return False
-            segment, at = place
-            length = len(segment.hashes)
-            mask = segment.gpu.joined(others, length)
-            for holders in (segment.lower or {}).values():
-                mask |= holders.joined(others | who.bit, length)
-            return not mask >> at & 1
-
+        who = self._presences[publisher]
+        alone = partial(self._forest.is_alone, who, self._live & ~who.bit)
         return len(chain) - bisect_left(chain, True, key=alone)
 
     def depth(self, name: int, publisher: int | None = None) -> int | None:
@@ -259,6 +257,19 @@ class Index:
             place = place or (forest.tree(root, block_size).root, -1)
             Storing(forest, who, medium, tuple(hashes), blocks, place).run()
         return True
+
+    def window_stored(
+        self, publisher: int, group: int, hashes: Sequence[int], *, blocks: int, block_size: int
+    ) -> None:
+        """A KV cache group with a window cached blocks; they have the hashes of the first group's blocks.
+
+        ``blocks``: how many in a row before the end of a hit the group needs.
+        """
+        who = self._with_bit(publisher)
+        if group not in who.windows:
+            who.windows[group] = Window(blocks, block_size, whole=not who.restored)
+            self._windowed[who.bit] = who
+        who.windows[group].add(hashes)
 
     def opaque(
         self,
@@ -357,30 +368,15 @@ class Index:
     def removed(self, publisher: int, hashes: Sequence[int], *, medium: str = GPU) -> int:
         """Blocks were evicted; one stored several times goes with its last copy. Returns how many it held."""
         who, medium = self._presences[publisher], medium.upper()
-        if who.copies or who.opaque or who.own:
-            return sum(self._removed_one(who, name, medium) for name in hashes)
-        known, at, segment, mask, nodes = 0, 0, None, 0, self._forest.nodes
-        while at < len(hashes):
-            there = nodes.get(hashes[at])
-            if there is not segment:
-                if segment is not None:
-                    known += self._forest.unhold(who, segment, mask, medium)
-                segment, mask = there, 0
-            if segment is None:
-                at += 1
-                continue
-            blocks, count = segment.run_of(who, hashes, at)
-            mask |= blocks
-            at += count
-        if segment is not None:
-            known += self._forest.unhold(who, segment, mask, medium)
-        return known
+        return remove(self._forest, who, hashes, medium)
 
-    def _removed_one(self, who: Presence, name: int, medium: str) -> int:
-        if who.drop_copy(medium, name) or who.drop_opaque(medium, name):
-            return 1
-        segment = who.own.get(name) or self._forest.nodes.get(name)
-        return self._forest.unhold(who, segment, segment.bit_of(who, name), medium) if segment else 0
+    def window_removed(self, publisher: int, group: int | None, hashes: Sequence[int]) -> bool:
+        """A group with a window lost a copy of each of these blocks. Returns False for an unknown group."""
+        windows = self._presences[publisher].windows
+        window = None if group is None else windows.get(group)
+        if window is not None:
+            window.remove(hashes)
+        return window is not None
 
     def cleared(self, publisher: int, *, medium: str | None = GPU) -> None:
         """The engine dropped all it had on one medium; None: on all, which is ``forget``."""

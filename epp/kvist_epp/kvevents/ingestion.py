@@ -13,6 +13,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Protocol
 
+from kvist_epp.engines.vllm.cache_groups import FULL_KINDS, window_blocks
 from kvist_epp.engines.vllm.event_decoder import EventDecoder
 from kvist_epp.engines.vllm.kv_events import GPU, Batch, Removed, Stored
 from kvist_epp.index.byte_index import Index
@@ -23,10 +24,6 @@ from kvist_epp.kvevents.evicted_blocks import EvictedBlocks
 from kvist_epp.kvevents.observation import Observation, RecentSessions
 from kvist_epp.kvevents.publisher_state import LEASE_SECONDS, PublisherState, PublisherStats
 from kvist_epp.kvevents.tier_blocks import TierBlocks
-
-FULL_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention", "unknown"})
-"""``KVCacheSpecKind`` values (``vllm/v1/kv_cache_interface.py``) whose blocks keep a whole prefix."""
-
 
 MAX_BLOCKS = 512
 """Blocks placed or removed in one step, between which a pick may run: about half a millisecond to place, a
@@ -242,7 +239,8 @@ class Ingestor:
     def _apply_removed(self, state: PublisherState, event: Removed, hashes: list[int]) -> None:
         """Remove some of the event's blocks."""
         if not _same_group(state.group, event.group):
-            state.stats.other_groups += 1
+            if event.medium != GPU or not self._index.window_removed(state.number, event.group, hashes):
+                state.stats.other_groups += 1
             return
         self.evicted.on_removed(hashes)
         if event.medium != GPU:
@@ -262,7 +260,7 @@ class Ingestor:
         if event.kind in FULL_KINDS and state.group is None and event.tokens:
             state.group = event.group
         if event.kind not in FULL_KINDS or not _same_group(state.group, event.group):
-            stats.other_groups += 1
+            self._apply_window(state, event)
         elif not event.tokens and event.block_size == 0:
             yield from self._place_on_tier(state, event)
         elif event.tokens != len(event.hashes) * event.block_size or not event.hashes:
@@ -273,6 +271,21 @@ class Ingestor:
             yield from self._place_in_steps(state, event)
             return
         yield None
+
+    def _apply_window(self, state: PublisherState, event: Stored) -> None:
+        """Follow a group with a window, and count the events of one that is not understood."""
+        size, group = event.block_size, event.group
+        blocks = window_blocks(event.kind, event.window, size)
+        if blocks is None or group is None or event.medium != GPU:
+            state.stats.other_groups += 1
+        else:
+            self._note_start(state, event.session)
+            self._index.window_stored(state.number, group, event.hashes, blocks=blocks, block_size=size)
+
+    def _note_start(self, state: PublisherState, session: str | None) -> None:
+        """Call ``on_prefill_started`` before a request's first event, of whatever group, is applied."""
+        if session is not None and not self._sessions.known(state.name, session):
+            self._on_prefill_started(state.name, state.endpoint, session)
 
     def _place_on_tier(self, state: PublisherState, event: Stored) -> Iterator[Observation | None]:
         """Place an event of a slower tier, and the quarantined events that follow from it."""
@@ -285,7 +298,7 @@ class Ingestor:
 
     def _place_in_steps(self, state: PublisherState, event: Stored) -> Iterator[Observation | None]:
         """Place an event and the quarantined events that follow from it."""
-        work = deque(split_stored(event))
+        work = deque(event.parts(MAX_BLOCKS))
         while work:
             part = work.popleft()
             seen = self._place(state, part)
@@ -299,8 +312,7 @@ class Ingestor:
     def _place(self, state: PublisherState, event: Stored) -> Observation | None:
         """Add one event to the index or to the checker; return None if its parent is unknown."""
         session = event.session
-        if session is not None and not self._sessions.known(state.name, session):
-            self._on_prefill_started(state.name, state.endpoint, session)
+        self._note_start(state, session)
         before = self._depth(state, event.parent)
         # A prompt comes many blocks at a time. Blocks that follow a single block in the same request may be
         # the recomputation of its own answer after a preemption.
@@ -381,15 +393,3 @@ class Ingestor:
 
 def _same_group(indexed: int | None, group: int | None) -> bool:
     return indexed is None or group is None or indexed == group
-
-
-def split_stored(event: Stored) -> list[Stored]:
-    """Return the event in equal parts of at most ``MAX_BLOCKS`` blocks.
-
-    No part has a single block, which would look like a block computed in decode.
-    """
-    blocks = len(event.hashes)
-    if blocks <= MAX_BLOCKS:
-        return [event]
-    width = -(-blocks // -(-blocks // MAX_BLOCKS))
-    return [event.slice(start, min(start + width, blocks)) for start in range(0, blocks, width)]

@@ -49,7 +49,7 @@ class PublisherStats:
     replay_failures: int = 0
     """Replays that were given up."""
     other_groups: int = 0
-    """Events of KV cache groups that are not indexed (sliding window, mamba, a second group)."""
+    """Events of KV cache groups that are not followed (a second whole prefix, an unknown kind)."""
     missized: int = 0
     """Events whose token ids do not fill their blocks."""
     opaque_blocks: int = 0

@@ -10,7 +10,16 @@ from zlib import crc32
 from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import SnapshotError
-from kvist_epp.index.snapshot.parts import Begin, Content, Counted, End, Extra, Holding, Part
+from kvist_epp.index.snapshot.parts import (
+    Begin,
+    Content,
+    Counted,
+    End,
+    Extra,
+    Holding,
+    Part,
+    WindowBlocks,
+)
 from kvist_epp.index.tree.holders import ONES
 from kvist_epp.index.tree.segment import GPU
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
@@ -112,7 +121,11 @@ def _encode(parts: pb.Parts, part: Part) -> None:
             for counted in (part.copies, part.opaque)
         )
         pending = map(_encode_decode_block, part.pending)
-        message.extra.CopyFrom(pb.Extra(copies=copies, opaque=opaque, pending=pending))
+        windows = [
+            pb.WindowBlocks(group=one.group, blocks=one.blocks, block_size=one.block_size, names=one.names)
+            for one in part.windows
+        ]
+        message.extra.CopyFrom(pb.Extra(copies=copies, opaque=opaque, pending=pending, windows=windows))
     elif isinstance(part, Begin):
         begin = pb.Begin(publisher=part.publisher, next=part.next, mark=part.mark, group=part.group)
         message.begin.CopyFrom(begin)
@@ -167,6 +180,9 @@ def _decode(message: pb.Part) -> Part:
             copies=tuple(Counted(one.medium, one.name, one.copies) for one in extra.copies),
             opaque=tuple(Counted(one.medium, one.name, one.copies) for one in extra.opaque),
             pending=tuple(map(_decode_decode_block, extra.pending)),
+            windows=tuple(
+                WindowBlocks(one.group, one.blocks, one.block_size, tuple(one.names)) for one in extra.windows
+            ),
         )
     if kind == "begin":
         begin = message.begin

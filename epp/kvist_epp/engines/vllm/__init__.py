@@ -1,5 +1,6 @@
 """Everything that is true of vLLM only, without I/O.
 
+- ``cache_groups``: kinds of KV cache groups, and how many blocks each needs for a hit.
 - ``engine_metrics``: parsers of ``/metrics`` and ``/v1/models``, and the rates learned from scrapes.
 - ``event_decoder``: KV event messages for one vocabulary, token ids read as the bytes that they stand for.
 - ``extra_keys``: what makes blocks of equal tokens different: adapter, cache salt, media.

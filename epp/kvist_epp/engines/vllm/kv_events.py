@@ -51,6 +51,8 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     group: int | None = None
     kind: str | None = None
     """KV cache spec kind: full_attention, sliding_window, …"""
+    window: int | None = None
+    """Tokens of the sliding window, of a group that has one."""
     salt: str | None = None
     """Cache salt; known only when the event begins at token 0."""
     opaque_from: int | None = None
@@ -64,6 +66,17 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def tokens(self) -> int:
         """Number of tokens."""
         return len(self.token_ids if self.pieces is None else self.pieces)
+
+    def parts(self, most: int) -> list["Stored"]:
+        """Return the event in equal parts of at most ``most`` blocks.
+
+        No part has a single block, which would look like a block computed in decode.
+        """
+        blocks = len(self.hashes)
+        if blocks <= most:
+            return [self]
+        width = -(-blocks // -(-blocks // most))
+        return [self.slice(start, min(start + width, blocks)) for start in range(0, blocks, width)]
 
     def slice(self, start: int, end: int) -> "Stored":
         """Return the event of the blocks from ``start`` up to ``end``."""
@@ -296,6 +309,7 @@ def normal_stored(wire: StoredFields, token_ids: list[int], pieces: list[bytes] 
         lora=lora,
         group=wire.group_idx,
         kind=wire.kv_cache_spec_kind,
+        window=wire.kv_cache_spec_sliding_window,
         salt=salt,
         opaque_from=opaque_from,
         session=wire.session_id,
@@ -363,7 +377,7 @@ def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
         "extra_keys": write_extra_keys(len(event.hashes), event.lora, event.salt, event.opaque_from),
         "group_idx": event.group,
         "kv_cache_spec_kind": event.kind,
-        "kv_cache_spec_sliding_window": None,
+        "kv_cache_spec_sliding_window": event.window,
         "locality": locality,
         "ownership": None,
         "session_id": event.session,

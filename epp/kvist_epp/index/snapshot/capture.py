@@ -18,11 +18,12 @@ from itertools import accumulate, count, pairwise
 from typing import Final
 
 from kvist_epp.errors import SnapshotError
-from kvist_epp.index.snapshot.parts import Content, Counted, Holding
+from kvist_epp.index.snapshot.parts import Content, Counted, Holding, WindowBlocks
 from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS, Presence
 from kvist_epp.index.tree.segment import GPU, Segment
 from kvist_epp.index.tree.storing import Storing
+from kvist_epp.index.tree.windows import Window
 
 STEP_SEGMENTS: Final = 64
 """Segments recorded or restored between two chances to let a pick run: about a tenth of a millisecond."""
@@ -53,6 +54,7 @@ class Capture:
         """Parents before children."""
         self.copies: list[Counted] = []
         self.opaque: list[Counted] = []
+        self.windows: list[WindowBlocks] = []
         self.blocks = 0
         self._who = who
         self._current = current
@@ -109,6 +111,11 @@ class Capture:
             for medium, blocks in self._who.opaque.items()
             for name, copies in blocks.items()
         ]
+        self.windows = [
+            WindowBlocks(group, window.blocks, window.block_size, tuple(window.names()))
+            for group, window in self._who.windows.items()
+            if window.whole
+        ]
         _name_holes(self.segments)
 
 
@@ -154,11 +161,15 @@ RESTORING: Final = "…"
 class Restore:
     """One publisher; nothing of it may be believed before ``finish`` is through."""
 
-    def __init__(self, forest: Forest, who: Presence, current: Callable[[], bool]) -> None:
-        """``who`` holds nothing yet; ``current``: whether it is still there and was not forgotten."""
+    def __init__(
+        self, forest: Forest, who: Presence, current: Callable[[], bool], windowed: dict[int, Presence]
+    ) -> None:
+        """``who`` holds nothing yet; ``current``: whether it is still there and was not forgotten.
+        ``windowed``: publishers with windows, by bit, to which it is added if it has some."""
         self._forest = forest
         self._who = who
         self._current = current
+        self._windowed = windowed
         self._names: dict[int, tuple[int, ...]] = {}
         """Content's number → what the publisher calls its blocks."""
         self._mixed = False
@@ -189,14 +200,20 @@ class Restore:
             for medium, mask in holding.media:
                 self._hold_some(names, medium, mask)
 
-    def extra(self, copies: tuple[Counted, ...], opaque: tuple[Counted, ...]) -> None:
-        """Add further copies of blocks, and opaque blocks."""
+    def extra(
+        self, copies: tuple[Counted, ...], opaque: tuple[Counted, ...], windows: tuple[WindowBlocks, ...]
+    ) -> None:
+        """Add further copies of blocks, opaque blocks, and those of groups with windows."""
         for one in copies:
             if self._forest.locate(self._who, one.name):
                 self._who.copies[one.medium, one.name] = one.copies
         for one in opaque:
             for _ in range(one.copies):
                 self._who.add_opaque(one.medium, one.name)
+        for part in windows:
+            window = self._who.windows.setdefault(part.group, Window(part.blocks, part.block_size))
+            window.add(part.names)
+            self._windowed[self._who.bit] = self._who
 
     def finish(self) -> Iterator[None]:
         """Remove the temporary holdings of the restoration; yields regularly."""

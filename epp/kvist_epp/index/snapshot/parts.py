@@ -62,6 +62,18 @@ class Counted(msgspec.Struct, frozen=True):
     copies: int
 
 
+class WindowBlocks(msgspec.Struct, frozen=True):
+    """Blocks that a publisher holds in a KV cache group with a window; they come in any number of these."""
+
+    group: int
+    blocks: int
+    """How many in a row before the end of a hit the group needs."""
+    block_size: int
+    """Tokens."""
+    names: tuple[int, ...] = ()
+    """A block with two copies is there twice."""
+
+
 class Extra(msgspec.Struct, frozen=True):
     """A publisher's state besides blocks of text; a section has as many of these as are needed."""
 
@@ -71,6 +83,7 @@ class Extra(msgspec.Struct, frozen=True):
     """Blocks that never match."""
     pending: tuple[DecodeBlock, ...] = ()
     """Blocks born in decode that are not credited, or not finally."""
+    windows: tuple[WindowBlocks, ...] = ()
 
 
 class End(msgspec.Struct, frozen=True):
@@ -79,7 +92,7 @@ class End(msgspec.Struct, frozen=True):
     blocks: int
     """In its holdings, each medium by itself: what the reader must have counted."""
     extras: int
-    """Entries of its ``Extra`` parts."""
+    """Entries of its ``Extra`` parts, but for windows, of which older replicas know nothing."""
 
 
 Part: TypeAlias = Begin | Content | Holding | Extra | End

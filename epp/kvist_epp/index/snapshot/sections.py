@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from kvist_epp.errors import SnapshotError
 from kvist_epp.index.snapshot.capture import Capture, Recorded, Restore
 from kvist_epp.index.snapshot.parts import Begin, Content, End, Extra, Holding, Part
@@ -59,9 +61,9 @@ class Section:
         self._restore.hold(content, holding)
 
     def extra(self, extra: Extra) -> None:
-        """Add copies, opaque blocks and pending decode blocks. Raises SnapshotError."""
+        """Add copies, opaque blocks, windows and pending decode blocks. Raises SnapshotError."""
         self._extras += len(extra.copies) + len(extra.opaque) + len(extra.pending)
-        self._restore.extra(extra.copies, extra.opaque)
+        self._restore.extra(extra.copies, extra.opaque, extra.windows)
         for block in extra.pending:
             if self._pending.setdefault(block.hash, block) is not block:
                 raise SnapshotError("a block that awaits its check was sent twice")
@@ -148,6 +150,9 @@ def _extras(capture: Capture, pending: Sequence[DecodeBlock]) -> Iterator[Extra]
         yield Extra(opaque=tuple(opaque[at : at + EXTRAS]))
     for at in range(0, len(pending), EXTRAS):
         yield Extra(pending=tuple(pending[at : at + EXTRAS]))
+    for window in capture.windows:
+        for at in range(0, max(len(window.names), 1), EXTRAS):
+            yield Extra(windows=(msgspec.structs.replace(window, names=window.names[at : at + EXTRAS]),))
 
 
 class Books(Protocol):

@@ -137,6 +137,19 @@ class Forest:
             return segment, at
         return None
 
+    def is_alone(self, who: Presence, others: int, name: int) -> bool:
+        """Return whether a block that a publisher holds is on none of ``others``, a bit set, and on no
+        slower medium of its own."""
+        place = self.locate(who, name)
+        if place is None:
+            return False
+        segment, at = place
+        length = len(segment.hashes)
+        mask = segment.gpu.joined(others, length)
+        for holders in (segment.lower or {}).values():
+            mask |= holders.joined(others | who.bit, length)
+        return not mask >> at & 1
+
     def hold(self, who: Presence, segment: Segment, low: int, names: tuple[int, ...], medium: str) -> None:
         """The publisher holds the blocks from position ``low`` on, as many as ``names`` has."""
         mask = ONES[len(names)] << low

@@ -16,12 +16,24 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kvist_epp.index.tree.segment import Segment
+    from kvist_epp.index.tree.windows import Window
 
 
 class Presence:
     """One publisher between two resets: when it is forgotten, a new presence with another bit replaces it."""
 
-    __slots__ = ("bit", "copies", "counts", "evicted", "name", "opaque", "own", "segments")
+    __slots__ = (
+        "bit",
+        "copies",
+        "counts",
+        "evicted",
+        "name",
+        "opaque",
+        "own",
+        "restored",
+        "segments",
+        "windows",
+    )
 
     name: str
     bit: int
@@ -38,6 +50,10 @@ class Presence:
     """Hashes that mean another block to this publisher than to the others."""
     opaque: dict[str, dict[int, int]]
     """Medium → hash → copies, of blocks that never match (media, embeddings, and all that follows them)."""
+    windows: dict[int, Window]
+    """KV cache groups with a window, by their number."""
+    restored: bool
+    """Its beginning is in a snapshot of another replica, and not in events."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,6 +64,8 @@ class Presence:
         self.copies = {}
         self.own = {}
         self.opaque = {}
+        self.windows = {}
+        self.restored = False
 
     def count(self, medium: str, change: int) -> None:
         """Adds to the number of blocks held on a medium."""
@@ -101,7 +119,9 @@ class Presence:
                     pass
 
     def clear_medium(self, medium: str) -> None:
-        """Remove copies and opaque blocks on one medium."""
+        """Remove copies and opaque blocks on one medium; on the GPU also what groups with windows hold."""
+        for window in self.windows.values() if medium == "GPU" else ():
+            window.held.clear()
         self.evicted.pop(medium, None)
         self.copies = {key: extra for key, extra in self.copies.items() if key[0] != medium}
         if blocks := self.opaque.pop(medium, None):
@@ -109,7 +129,7 @@ class Presence:
 
     def retire(self) -> None:
         """Drop all but ``segments`` and ``bit``, which are needed until its blocks are removed."""
-        self.counts, self.copies, self.own, self.opaque = {}, {}, {}, {}
+        self.counts, self.copies, self.own, self.opaque, self.windows = {}, {}, {}, {}, {}
 
 
 SEGMENT_BLOCKS: Final = 64

@@ -237,15 +237,29 @@ class DecodeBlock(_message.Message):
     media: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[int] = ..., parent: _Optional[int] = ..., root: _Optional[_Union[Root, _Mapping]] = ..., ids: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., block_size: _Optional[int] = ..., depth: _Optional[int] = ..., session: _Optional[str] = ..., state: _Optional[int] = ..., copies: _Optional[int] = ..., media: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class WindowBlocks(_message.Message):
+    __slots__ = ("group", "blocks", "block_size", "names")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    blocks: int
+    block_size: int
+    names: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[int] = ..., blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., names: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Extra(_message.Message):
-    __slots__ = ("copies", "opaque", "pending")
+    __slots__ = ("copies", "opaque", "pending", "windows")
     COPIES_FIELD_NUMBER: _ClassVar[int]
     OPAQUE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     copies: _containers.RepeatedCompositeFieldContainer[Counted]
     opaque: _containers.RepeatedCompositeFieldContainer[Counted]
     pending: _containers.RepeatedCompositeFieldContainer[DecodeBlock]
-    def __init__(self, copies: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., opaque: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[DecodeBlock, _Mapping]]] = ...) -> None: ...
+    windows: _containers.RepeatedCompositeFieldContainer[WindowBlocks]
+    def __init__(self, copies: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., opaque: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[DecodeBlock, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[WindowBlocks, _Mapping]]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("blocks", "extras")

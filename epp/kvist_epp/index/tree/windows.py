@@ -1,0 +1,147 @@
+"""KV cache groups whose layers look back a window only, and what they leave of a hit.
+
+Models that mix kinds of attention have several KV cache groups. The index follows the blocks of the one that
+attends to the whole prefix. Layers with a sliding window need just the last blocks before the point where a
+prompt goes on, and layers with a state (Mamba) that of the last block. Engines keep little more of them, and
+remove it sooner, so that such a group often lacks blocks that the first one has. vLLM uses the longest prefix
+at whose end every group has what it needs (``HybridKVCacheCoordinator.find_longest_cache_hit``, 0.33).
+
+Example: a window needs two blocks; of a prompt A B C D E the first group holds all, the other one A, B and D.
+E is missing, so no hit ends there; C is missing, so none ends at D or at C: A B is the hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
+from typing import Final
+
+from kvist_epp.index.tree.holders import Presence, each
+from kvist_epp.index.tree.matches import Group
+from kvist_epp.index.tree.segment import Segment
+
+SMALLEST: Final = 1
+
+
+class Window:
+    """The blocks of one publisher in one group; several copies of one are counted."""
+
+    __slots__ = ("block_size", "blocks", "held", "whole")
+
+    def __init__(self, blocks: int, block_size: int, *, whole: bool = True) -> None:
+        """``blocks``: how many in a row before the end of a hit the group needs, of ``block_size`` tokens.
+
+        ``whole``: all of its events since the publisher's beginning are known. A window that is not never
+        shortens a hit.
+        """
+        self.blocks = max(SMALLEST, blocks)
+        self.block_size = block_size
+        self.whole = whole
+        self.held: dict[int, int] = {}
+        """Hash → copies."""
+
+    def add(self, names: Iterable[int]) -> None:
+        """Add a copy of each of these blocks."""
+        held = self.held
+        for name in names:
+            held[name] = held.get(name, 0) + 1
+
+    def remove(self, names: Iterable[int]) -> None:
+        """Remove a copy of each of these blocks."""
+        held = self.held
+        for name in names:
+            copies = held.get(name, 0)
+            if copies > 1:
+                held[name] = copies - 1
+            elif copies:
+                del held[name]
+
+    def names(self) -> Iterator[int]:
+        """Yield the hash of each block, as often as there are copies."""
+        for name, copies in self.held.items():
+            yield from repeat(name, copies)
+
+    def longest(self, path: _Path, length: int) -> int:
+        """Return the most blocks of a path, up to ``length``, at whose end the group has what it needs.
+
+        A block that is missing rules out every end within the window's length after it, so that the first
+        one of a window that is missing is where the next may end.
+        """
+        held = self.held
+        while length:
+            first = max(0, length - self.blocks)
+            missing = next((at for at in range(first, length) if path.name(at) not in held), None)
+            if missing is None:
+                break
+            length = missing
+        return length
+
+
+class _Path:
+    """The hashes of the blocks up to the end of a match, read from there back to the root as needed."""
+
+    def __init__(self, who: Presence, segment: Segment, count: int) -> None:
+        self.length = segment.base + count
+        self._who = who
+        self._next: tuple[Segment, int] | None = (segment, count)
+        self._names: list[int | None] = []
+        """The last block first."""
+
+    def name(self, at: int) -> int | None:
+        """Return what the publisher calls block number ``at``, counted from the root."""
+        back = self.length - 1 - at
+        while back >= len(self._names) and self._next is not None:
+            segment, count = self._next
+            names = segment.alias.get(self._who, segment.hashes) if segment.alias else segment.hashes
+            self._names.extend(reversed(names[:count]))
+            parent = segment.parent
+            self._next = None if parent is None or segment.at < 0 else (parent, segment.at + 1)
+        return self._names[back] if back < len(self._names) else None
+
+
+def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> list[Group]:
+    """Return the groups of a match with those publishers that have windows where their engines' hits end.
+
+    ``windowed``: the publishers by their bits. A hit with blocks to load from slower media stays as it is:
+    what their other groups hold there is not known.
+    """
+    bits = sum(windowed)
+    found: list[Group] = []
+    for holders, tokens, size, loads, segment in groups:
+        some = 0 if loads is not None else holders & bits
+        if rest := holders & ~some:
+            found.append((rest, tokens, size, loads, segment))
+        count = tokens // segment.tree.block_size - segment.base
+        ends: dict[int, int] = {}
+        """Blocks → the publishers whose hits end there."""
+        for bit in each(some):
+            length = _length(windowed[bit], segment, count)
+            ends[length] = ends.get(length, 0) | bit
+        for length, some in ends.items():
+            if length:
+                end, less = _back(segment, count, segment.base + count - length)
+                found.append((some, length * segment.tree.block_size, size - less, None, end))
+    return found
+
+
+def _length(who: Presence, segment: Segment, count: int) -> int:
+    """Return how many blocks of a path every group of a publisher allows."""
+    path, before = _Path(who, segment, count), 0
+    length, block_size = path.length, segment.tree.block_size
+    while length != before:
+        before = length
+        for window in who.windows.values():
+            if window.whole and window.block_size == block_size:
+                length = window.longest(path, length)
+    return length
+
+
+def _back(segment: Segment, count: int, blocks: int) -> tuple[Segment, int]:
+    """Return the segment of the last block, so many blocks before the first ``count`` of this one end, and
+    the bytes between."""
+    less = 0
+    while blocks >= count and segment.parent is not None:
+        less += segment.offset(count)
+        blocks -= count
+        segment, count = segment.parent, segment.at + 1
+    return segment, less + segment.offset(count) - segment.offset(count - blocks)
