@@ -130,7 +130,7 @@ def test_groups_with_blocks_of_another_size_do_not_count() -> None:
 
 
 def test_other_publishers_are_not_shortened() -> None:
-    """Of two engines that hold a prompt, the one whose window lacks it has no hit, and the other has all."""
+    """An engine whose window lacks a prompt has no hit, and another one without windows has all of it."""
     engine = Engine()
     engine.store("abab")
     other = engine.index.publisher("other")
@@ -154,7 +154,7 @@ def test_what_slower_media_hold_is_left_as_it_is() -> None:
 
 
 def test_an_engine_that_is_forgotten_begins_anew() -> None:
-    """After a restart windows limit nothing until the engine has told of them again."""
+    """Windows limit nothing after a restart until the engine's events have them again."""
     engine = Engine()
     engine.store("ab")
     engine.keep(WINDOW, [], 2)
@@ -195,7 +195,7 @@ def test_windows_are_in_snapshots() -> None:
 
 
 def test_windows_that_began_before_the_snapshot_of_an_older_replica_limit_nothing() -> None:
-    """What an older replica does not send is not taken for lost."""
+    """Windows whose beginning an older replica has not sent limit nothing."""
     engine = Engine()
     engine.store("abab")
     copy = Engine()

@@ -83,7 +83,8 @@ def test_groups_that_are_not_understood_are_counted(kind: str) -> None:
 
 
 def test_a_window_that_lost_its_blocks_shortens_the_hit() -> None:
-    """What the group with the whole prefix holds is no hit where a group with a window has nothing left."""
+    """A hit ends where a group with a window has nothing left, whatever the group with the whole prefix
+    holds."""
     engine = Learning()
     window = stored([1, 2], None, PROMPT, group=1, kind="sliding_window", window=SIZE + 1)
     engine.send(window, stored([1, 2], None, PROMPT, group=0, kind="full_attention"))
