@@ -13,7 +13,7 @@ E is missing, so no hit ends there; C is missing, so none ends at D or at C: A B
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
+from itertools import filterfalse, repeat
 from typing import Final
 
 from kvist_epp.index.tree.holders import Presence, each
@@ -67,13 +67,17 @@ class Window:
         A block that is missing rules out every end within the window's length after it, so that the first
         one of a window that is missing is where the next may end.
         """
-        held = self.held
+        there = self.held.__contains__
         while length:
             first = max(0, length - self.blocks)
-            missing = next((at for at in range(first, length) if path.name(at) not in held), None)
+            if path.name(first) not in self.held:  # leaps over what a group has nothing of
+                length = first
+                continue
+            names = path.names(first, length)
+            missing = next(filterfalse(there, names), None)
             if missing is None:
                 break
-            length = missing
+            length = first + names.index(missing)
         return length
 
 
@@ -89,14 +93,26 @@ class _Path:
 
     def name(self, at: int) -> int | None:
         """Return what the publisher calls block number ``at``, counted from the root."""
-        back = self.length - 1 - at
-        while back >= len(self._names) and self._next is not None:
+        back = self.length - at
+        if back > len(self._names):
+            self._read(back)
+        return self._names[back - 1]
+
+    def names(self, start: int, end: int) -> list[int | None]:
+        """Return what it calls the blocks from number ``start`` up to ``end``."""
+        self._read(self.length - start)
+        found = self._names[self.length - end : self.length - start]
+        found.reverse()
+        return found
+
+    def _read(self, blocks: int) -> None:
+        """Read the names of so many blocks before the end."""
+        while blocks > len(self._names) and self._next is not None:
             segment, count = self._next
             names = segment.alias.get(self._who, segment.hashes) if segment.alias else segment.hashes
             self._names.extend(reversed(names[:count]))
             parent = segment.parent
             self._next = None if parent is None or segment.at < 0 else (parent, segment.at + 1)
-        return self._names[back] if back < len(self._names) else None
 
 
 def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> list[Group]:
@@ -114,8 +130,13 @@ def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> lis
         count = tokens // segment.tree.block_size - segment.base
         ends: dict[int, int] = {}
         """Blocks → the publishers whose hits end there."""
+        usual: _Path | None = None
+        """For all publishers that have no names of their own."""
         for bit in each(some):
-            length = _length(windowed[bit], segment, count)
+            who = windowed[bit]
+            path = usual if usual is not None and not who.own else _Path(who, segment, count)
+            usual = usual if who.own else path
+            length = _length(who, path, segment.tree.block_size)
             ends[length] = ends.get(length, 0) | bit
         for length, some in ends.items():
             if length:
@@ -124,15 +145,16 @@ def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> lis
     return found
 
 
-def _length(who: Presence, segment: Segment, count: int) -> int:
+def _length(who: Presence, path: _Path, block_size: int) -> int:
     """Return how many blocks of a path every group of a publisher allows."""
-    path, before = _Path(who, segment, count), 0
-    length, block_size = path.length, segment.tree.block_size
+    length, before = path.length, -1
     while length != before:
         before = length
         for window in who.windows.values():
             if window.whole and window.block_size == block_size:
                 length = window.longest(path, length)
+        if len(who.windows) == 1:
+            break
     return length
 
 
