@@ -161,6 +161,27 @@ def test_graphs_are_counted_as_logs_count_them() -> None:
     assert [len(capture_sizes(n)) for n in (512, 256, 128)] == [51, 35, 19]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "layout", "run", "gib"),
+    [
+        ("H200", Layout(), {}, 60.8),
+        ("H100", Layout(), {"version": (0, 30)}, 60.8),
+        ("H100", Layout(), {"version": (0, 29)}, 65.9),
+        ("H100", Layout(), {"adapters": 2}, 65.9),
+        ("H100", Layout(data=2, expert=True), {}, 34.9),
+        ("A100-80GB", Layout(), {}, 65.9),
+    ],
+)
+def test_gpt_oss_is_padded_less_where_triton_is_certain(
+    gpu: str, layout: Layout, run: dict[str, Any], gib: float
+) -> None:
+    """Experts of gpt-oss take the memory of Triton's kernels on Hopper with vLLM 0.30 or newer, and of
+    Marlin's elsewhere, with adapters and with experts of their own on each rank."""
+    shape, size = known("openai/gpt-oss-120b").shape, EngineSettings(**run)
+
+    assert weight_bytes(shape, layout, size, gpu=known_accelerator(gpu)) / GIB == pytest.approx(gib, rel=0.01)
+
+
 def test_a_checkpoint_of_known_size_scales_the_weights() -> None:
     """A checkpoint that is ten per cent larger takes ten per cent more on each GPU."""
     shape = known("Qwen/Qwen3-8B").shape

@@ -155,7 +155,7 @@ def weight_bytes(
     """
     padding = 1.0
     if gpu and shape.experts:
-        padding = expert_padding(shape.experts, shape.quantization, layout, gpu, settings.version)
+        padding = expert_padding(shape, layout, gpu, settings)
 
     def on_rank(part: WeightPart) -> float:
         linear = part.name not in ("embedding", "head", "router", "norms", "encoder")
