@@ -58,9 +58,9 @@ def _tiles(shape: ModelShape, layout: Layout, gpu: Accelerator, settings: Engine
 def _takes_triton(shape: ModelShape, layout: Layout, gpu: Accelerator, settings: EngineSettings) -> bool:
     """Return whether vLLM surely multiplies with Triton's kernels, which its wheel contains.
 
-    They come before Marlin's for gpt-oss on Hopper (``_get_priority_backends_for_gpt_oss``, the same from 0.30
-    to 0.33); seen on an H200, where gpt-oss-120b took 61.4 GiB (decision 57). With adapters or experts of
-    their own on each rank others may be taken.
+    They come before Marlin's for gpt-oss on Hopper (``_get_priority_backends_for_gpt_oss`` of 0.30 to 0.33);
+    seen on an H200, where gpt-oss-120b took 61.4 GiB (decision 57). With adapters or experts of their own on
+    each rank others may be taken.
     """
     plain = not (layout.expert or layout.data > 1 or settings.adapters)
     hopper = gpu.vendor == "nvidia" and gpu.capability == HOPPER
