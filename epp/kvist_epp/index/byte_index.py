@@ -146,7 +146,6 @@ class Index:
         if self._presences[publisher].bit:
             self.forget(publisher)
         who = self._with_bit(publisher)
-        who.restored = True
         return Restore(self._forest, who, lambda: self._presences.get(publisher) is who, self._windowed)
 
     # Looking

@@ -187,6 +187,7 @@ class Restore:
 
     def hold(self, content: Content, holding: Holding) -> None:
         """Add the blocks of a content that the publisher holds. Raises SnapshotError if they are invalid."""
+        self._who.restored = True
         names = content.hashes[: holding.reach] if holding.names is None else holding.names
         self._check(content, holding, names)
         place = self._place(content)

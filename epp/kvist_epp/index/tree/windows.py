@@ -14,13 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import filterfalse, repeat
-from typing import Final
 
 from kvist_epp.index.tree.holders import Presence, each
 from kvist_epp.index.tree.matches import Group
 from kvist_epp.index.tree.segment import Segment
-
-SMALLEST: Final = 1
 
 
 class Window:
@@ -34,7 +31,7 @@ class Window:
         ``whole``: all of its events since the publisher's beginning are known. A window that is not never
         shortens a hit.
         """
-        self.blocks = max(SMALLEST, blocks)
+        self.blocks = max(1, blocks)
         self.block_size = block_size
         self.whole = whole
         self.held: dict[int, int] = {}
