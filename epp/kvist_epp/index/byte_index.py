@@ -73,6 +73,7 @@ class Index:
             "opaque": sum(sum(map(len, who.opaque.values())) for who in presences),
             "held_segments": sum(len(who.segments) for who in presences),
             "retired": len(self._retired),
+            "windows": sum(len(window.held) for who in presences for window in who.windows.values()),
         }
 
     # Publishers
@@ -258,17 +259,20 @@ class Index:
         return True
 
     def window_stored(
-        self, publisher: int, group: int, hashes: Sequence[int], *, blocks: int, block_size: int
+        self, publisher: int, group: int, hashes: Sequence[int], *, needed: int, block_size: int
     ) -> None:
         """A KV cache group with a window cached blocks; they have the hashes of the first group's blocks.
 
-        ``blocks``: how many in a row before the end of a hit the group needs.
+        ``needed``: blocks in a row before the end of a hit. A group that has events of two block sizes is
+        followed in the larger one.
         """
         who = self._with_bit(publisher)
-        if group not in who.windows:
-            who.windows[group] = Window(blocks, block_size, whole=not who.restored)
+        window = who.windows.get(group)
+        if window is None or window.block_size < block_size:
+            window = who.windows[group] = Window(needed, block_size, whole=not who.restored)
             self._windowed[who.bit] = who
-        who.windows[group].add(hashes)
+        if window.block_size == block_size:
+            window.add(hashes)
 
     def opaque(
         self,

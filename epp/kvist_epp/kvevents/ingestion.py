@@ -1,7 +1,8 @@
 """Apply events to the index: which blocks count, with what text, and what they reveal about requests. Pure.
 
-Only full-attention and MLA groups are indexed, and of each publisher one group: the same prefix has the same
-hash in each group, and a removal names only hash and group. The text of a block is its token ids decoded to
+Of each publisher one group is indexed, one with full attention or MLA: the same prefix has the same hash in
+each group, and a removal names only hash and group. Of groups with a window the index keeps which blocks
+they have. The text of a block is its token ids decoded to
 bytes. Blocks with generated tokens pass through the ``DecodeChecker`` first; they are recognised by
 their number, since an engine stores a prompt in events of many blocks and its answer one block at a time.
 """
@@ -238,9 +239,10 @@ class Ingestor:
 
     def _apply_removed(self, state: PublisherState, event: Removed, hashes: list[int]) -> None:
         """Remove some of the event's blocks."""
+        if event.medium == GPU and self._index.window_removed(state.number, event.group, hashes):
+            return
         if not _same_group(state.group, event.group):
-            if event.medium != GPU or not self._index.window_removed(state.number, event.group, hashes):
-                state.stats.other_groups += 1
+            state.stats.other_groups += 1
             return
         self.evicted.on_removed(hashes)
         if event.medium != GPU:
@@ -275,12 +277,12 @@ class Ingestor:
     def _apply_window(self, state: PublisherState, event: Stored) -> None:
         """Follow a group with a window, and count the events of one that is not understood."""
         size, group = event.block_size, event.group
-        blocks = window_blocks(event.kind, event.window, size)
-        if blocks is None or group is None or event.medium != GPU:
+        needed = window_blocks(event.kind, event.window, size)
+        if needed is None or group is None or event.medium != GPU:
             state.stats.other_groups += 1
         else:
             self._note_start(state, event.session)
-            self._index.window_stored(state.number, group, event.hashes, blocks=blocks, block_size=size)
+            self._index.window_stored(state.number, group, event.hashes, needed=needed, block_size=size)
 
     def _note_start(self, state: PublisherState, session: str | None) -> None:
         """Call ``on_prefill_started`` before a request's first event, of whatever group, is applied."""

@@ -122,7 +122,7 @@ def _encode(parts: pb.Parts, part: Part) -> None:
         )
         pending = map(_encode_decode_block, part.pending)
         windows = [
-            pb.WindowBlocks(group=one.group, blocks=one.blocks, block_size=one.block_size, names=one.names)
+            pb.WindowBlocks(group=one.group, needed=one.needed, block_size=one.block_size, names=one.names)
             for one in part.windows
         ]
         message.extra.CopyFrom(pb.Extra(copies=copies, opaque=opaque, pending=pending, windows=windows))
@@ -181,7 +181,7 @@ def _decode(message: pb.Part) -> Part:
             opaque=tuple(Counted(one.medium, one.name, one.copies) for one in extra.opaque),
             pending=tuple(map(_decode_decode_block, extra.pending)),
             windows=tuple(
-                WindowBlocks(one.group, one.blocks, one.block_size, tuple(one.names)) for one in extra.windows
+                WindowBlocks(one.group, one.needed, one.block_size, tuple(one.names)) for one in extra.windows
             ),
         )
     if kind == "begin":

@@ -48,7 +48,7 @@ class Engine:
 
     def keep(self, group: int, blocks: Sequence[int], need: int, size: int = SIZE) -> None:
         """Store blocks in a group with a window."""
-        self.index.window_stored(self.number, group, blocks, blocks=need, block_size=size)
+        self.index.window_stored(self.number, group, blocks, needed=need, block_size=size)
 
     def hit(self, letters: str) -> int:
         """Return the blocks of a prompt's hit, after checking that its bytes agree."""
@@ -151,6 +151,70 @@ def test_what_slower_media_hold_is_left_as_it_is() -> None:
     engine.keep(WINDOW, [], 2)
 
     assert engine.hit("abab") == 4
+
+
+def test_what_one_engine_loads_does_not_spare_another() -> None:
+    """Of two engines that hold a prompt, one in host memory, the other one's hit ends where its window
+    allows."""
+    engine = Engine()
+    engine.store("abab")
+    loading = engine.index.publisher("loading")
+    engine.index.stored(loading, ROOT, None, names("abab"), [text(one) for one in "abab"], block_size=SIZE)
+    engine.index.held(loading, names("abab"), "CPU")
+    engine.index.removed(loading, names("abab"))
+    engine.keep(WINDOW, names("ab"), 2)
+    matches = engine.index.match(ROOT, text("abab") + b"?")
+
+    assert [matches.of(number).tokens for number in (engine.number, loading)] == [2 * SIZE, 4 * SIZE]
+
+
+@given(
+    held=st.lists(st.integers(1, 12), min_size=2, max_size=6),
+    kept=st.lists(st.sets(st.integers(0, 11)), min_size=6, max_size=6),
+    need=st.integers(1, 4),
+)
+def test_each_of_many_engines_is_cut_back_by_its_own_windows(
+    held: list[int], kept: list[set[int]], need: int
+) -> None:
+    """Engines that hold a prompt to different depths have the hits that each would have alone."""
+    prompt = "abbabaabbaba"
+    index, expected = Index(), []
+    for number, length in enumerate(held):
+        engine = index.publisher(f"e{number}")
+        blocks = [text(one) for one in prompt[:length]]
+        index.stored(engine, ROOT, None, names(prompt[:length]), blocks, block_size=SIZE)
+        there = [name for at, name in enumerate(names(prompt)) if at in kept[number]]
+        index.window_stored(engine, WINDOW, there, needed=need, block_size=SIZE)
+        expected.append(by_the_rule([at in kept[number] for at in range(length)], need))
+    matches = index.match(ROOT, text(prompt) + b"?")
+
+    assert [matches.of(number).tokens // SIZE for number in range(len(held))] == expected
+
+
+def test_a_group_with_events_of_two_block_sizes_is_followed_in_the_larger() -> None:
+    """A part of a block, which comes first, neither limits hits nor hides the whole blocks that follow."""
+    engine = Engine()
+    engine.store("abab")
+    engine.keep(STATE, [99], 1, size=1)
+    before = engine.hit("abab")
+    engine.keep(STATE, names("ab"), 1)
+    engine.keep(STATE, names("abab"), 1, size=1)
+
+    assert (before, engine.hit("abab")) == (4, 2)
+
+
+def test_windows_are_complete_again_once_the_gpu_is_cleared() -> None:
+    """What an older replica did not send is gone when the engine clears its GPU."""
+    engine = Engine()
+    engine.store("ab")
+    copy = Engine()
+    copy.index = copied(engine.index, ["e"])
+    copy.index.held(copy.number, names("a"), "CPU")
+    copy.keep(WINDOW, names("a"), 1)
+    copy.index.cleared(copy.number)
+    copy.store("ab")
+
+    assert copy.hit("ab") == 0
 
 
 def test_an_engine_that_is_forgotten_begins_anew() -> None:

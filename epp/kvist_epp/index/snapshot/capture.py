@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count, islice, pairwise
 from typing import Final
 
 from kvist_epp.errors import SnapshotError
@@ -25,6 +25,8 @@ from kvist_epp.index.tree.segment import GPU, Segment
 from kvist_epp.index.tree.storing import Storing
 from kvist_epp.index.tree.windows import Window
 
+WINDOW_NAMES: Final = 256
+"""Blocks of a group with a window in one part, and in one step."""
 STEP_SEGMENTS: Final = 64
 """Segments recorded or restored between two chances to let a pick run: about a tenth of a millisecond."""
 
@@ -70,6 +72,17 @@ class Capture:
             yield
         if self.valid:
             self._finish()
+            yield from self._record_windows()
+
+    def _record_windows(self) -> Iterator[None]:
+        for group, window in self._who.windows.items() if self.valid else ():
+            names = window.names()
+            empty = WindowBlocks(group, window.needed, window.block_size)
+            parts = [empty] if window.whole else []  # also of a group that holds nothing
+            while window.whole and self.valid and (some := tuple(islice(names, WINDOW_NAMES))):
+                parts.append(WindowBlocks(group, window.needed, window.block_size, some))
+                yield
+            self.windows += parts
 
     @property
     def valid(self) -> bool:
@@ -110,11 +123,6 @@ class Capture:
             Counted(medium, name, copies)
             for medium, blocks in self._who.opaque.items()
             for name, copies in blocks.items()
-        ]
-        self.windows = [
-            WindowBlocks(group, window.blocks, window.block_size, tuple(window.names()))
-            for group, window in self._who.windows.items()
-            if window.whole
         ]
         _name_holes(self.segments)
 
@@ -212,7 +220,7 @@ class Restore:
             for _ in range(one.copies):
                 self._who.add_opaque(one.medium, one.name)
         for part in windows:
-            window = self._who.windows.setdefault(part.group, Window(part.blocks, part.block_size))
+            window = self._who.windows.setdefault(part.group, Window(part.needed, part.block_size))
             window.add(part.names)
             self._windowed[self._who.bit] = self._who
 

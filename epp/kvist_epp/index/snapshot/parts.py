@@ -66,8 +66,8 @@ class WindowBlocks(msgspec.Struct, frozen=True):
     """Blocks that a publisher holds in a KV cache group with a window; they come in any number of these."""
 
     group: int
-    blocks: int
-    """How many in a row before the end of a hit the group needs."""
+    needed: int
+    """Blocks in a row before the end of a hit."""
     block_size: int
     """Tokens."""
     names: tuple[int, ...] = ()

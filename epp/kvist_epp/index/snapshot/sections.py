@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from kvist_epp.errors import SnapshotError
 from kvist_epp.index.snapshot.capture import Capture, Recorded, Restore
 from kvist_epp.index.snapshot.parts import Begin, Content, End, Extra, Holding, Part
@@ -151,8 +149,7 @@ def _extras(capture: Capture, pending: Sequence[DecodeBlock]) -> Iterator[Extra]
     for at in range(0, len(pending), EXTRAS):
         yield Extra(pending=tuple(pending[at : at + EXTRAS]))
     for window in capture.windows:
-        for at in range(0, max(len(window.names), 1), EXTRAS):
-            yield Extra(windows=(msgspec.structs.replace(window, names=window.names[at : at + EXTRAS]),))
+        yield Extra(windows=(window,))
 
 
 class Books(Protocol):

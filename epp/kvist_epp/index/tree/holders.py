@@ -120,8 +120,10 @@ class Presence:
 
     def clear_medium(self, medium: str) -> None:
         """Remove copies and opaque blocks on one medium; on the GPU also what groups with windows hold."""
+        self.restored &= medium != "GPU"
         for window in self.windows.values() if medium == "GPU" else ():
             window.held.clear()
+            window.whole = True
         self.evicted.pop(medium, None)
         self.copies = {key: extra for key, extra in self.copies.items() if key[0] != medium}
         if blocks := self.opaque.pop(medium, None):

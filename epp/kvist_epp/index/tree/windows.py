@@ -12,26 +12,26 @@ E is missing, so no hit ends there; C is missing, so none ends at D or at C: A B
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import filterfalse, repeat
 
 from kvist_epp.index.tree.holders import Presence, each
-from kvist_epp.index.tree.matches import Group
+from kvist_epp.index.tree.matches import Group, Loads, tokens_of
 from kvist_epp.index.tree.segment import Segment
 
 
 class Window:
     """The blocks of one publisher in one group; several copies of one are counted."""
 
-    __slots__ = ("block_size", "blocks", "held", "whole")
+    __slots__ = ("block_size", "held", "needed", "whole")
 
-    def __init__(self, blocks: int, block_size: int, *, whole: bool = True) -> None:
-        """``blocks``: how many in a row before the end of a hit the group needs, of ``block_size`` tokens.
+    def __init__(self, needed: int, block_size: int, *, whole: bool = True) -> None:
+        """``needed``: blocks in a row before the end of a hit, of ``block_size`` tokens.
 
-        ``whole``: all of its events since the publisher's beginning are known. A window that is not never
-        shortens a hit.
+        ``whole``: all of its events are known since the publisher's beginning, which a snapshot of an older
+        replica lacks (``Presence.restored``). A window that is not whole never shortens a hit.
         """
-        self.blocks = max(1, blocks)
+        self.needed = max(1, needed)
         self.block_size = block_size
         self.whole = whole
         self.held: dict[int, int] = {}
@@ -66,9 +66,9 @@ class Window:
         """
         there = self.held.__contains__
         while length:
-            first = max(0, length - self.blocks)
-            if path.name(first) not in self.held:  # leaps over what a group has nothing of
-                length = first
+            first = max(0, length - self.needed)
+            if path.name(first) not in self.held:
+                length = path.leap(first, self.needed, there)
                 continue
             names = path.names(first, length)
             missing = next(filterfalse(there, names), None)
@@ -102,44 +102,91 @@ class _Path:
         found.reverse()
         return found
 
+    def leap(self, missing: int, step: int, there: Callable[[object], bool]) -> int:
+        """Return the last of the blocks ``missing``, ``missing - step`` and so on of which ``there`` is false
+        without an exception before."""
+        self._read(self.length)
+        names = self._names[self.length - 1 - missing :: step]
+        found = next(filter(there, names), None)
+        return missing - step * ((len(names) if found is None else names.index(found)) - 1)
+
     def _read(self, blocks: int) -> None:
         """Read the names of so many blocks before the end."""
         while blocks > len(self._names) and self._next is not None:
             segment, count = self._next
             names = segment.alias.get(self._who, segment.hashes) if segment.alias else segment.hashes
             self._names.extend(reversed(names[:count]))
-            parent = segment.parent
-            self._next = None if parent is None or segment.at < 0 else (parent, segment.at + 1)
+            self._next = _above(segment)
+
+
+def _above(segment: Segment) -> tuple[Segment, int] | None:
+    """Return the segment that this one follows, and a number of its blocks; None at the root."""
+    parent = segment.parent
+    return None if parent is None or segment.at < 0 else (parent, segment.at + 1)
 
 
 def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> list[Group]:
-    """Return the groups of a match with those publishers that have windows where their engines' hits end.
+    """Return the groups of a match, in any order, with those publishers that have windows where their
+    engines' hits end.
 
     ``windowed``: the publishers by their bits. A hit with blocks to load from slower media stays as it is:
-    what their other groups hold there is not known.
+    what the other groups hold there is not known.
     """
     bits = sum(windowed)
     found: list[Group] = []
-    for holders, tokens, size, loads, segment in groups:
-        some = 0 if loads is not None else holders & bits
+    seen: list[tuple[dict[Segment, int], int]] = []
+    """Of each group so far: the blocks on its path, by segment, and the publishers that were cut back there.
+    A publisher is in the groups above its own end, too, where it would be cut back to the same place."""
+    for holders, tokens, size, loads, segment in sorted(groups, key=tokens_of, reverse=True):
+        some = holders & bits & ~_loading(loads)
         if rest := holders & ~some:
             found.append((rest, tokens, size, loads, segment))
+        if not some:
+            continue
         count = tokens // segment.tree.block_size - segment.base
-        ends: dict[int, int] = {}
-        """Blocks → the publishers whose hits end there."""
-        usual: _Path | None = None
-        """For all publishers that have no names of their own."""
-        for bit in each(some):
-            who = windowed[bit]
-            path = usual if usual is not None and not who.own else _Path(who, segment, count)
-            usual = usual if who.own else path
-            length = _length(who, path, segment.tree.block_size)
-            ends[length] = ends.get(length, 0) | bit
-        for length, some in ends.items():
+        for path, done in seen:
+            if path.get(segment, 0) >= count:
+                some &= ~done
+        for length, ending in _ends(some, windowed, segment, count).items():
             if length:
                 end, less = _back(segment, count, segment.base + count - length)
-                found.append((some, length * segment.tree.block_size, size - less, None, end))
+                found.append((ending, length * segment.tree.block_size, size - less, None, end))
+        if some:
+            seen.append((_segments(segment, count), some))
     return found
+
+
+def _loading(loads: Loads | None) -> int:
+    """Return the publishers that load something."""
+    bits = 0
+    while loads is not None:
+        bits |= loads[1]
+        loads = loads[0]
+    return bits
+
+
+def _segments(segment: Segment, count: int) -> dict[Segment, int]:
+    """Return how many blocks of each segment are on the path to the end of a match."""
+    found = {segment: count}
+    while (above := _above(segment)) is not None:
+        segment, found[above[0]] = above
+    return found
+
+
+def _ends(bits: int, windowed: Mapping[int, Presence], segment: Segment, count: int) -> dict[int, int]:
+    """Return by length in blocks which publishers' hits on the path to the end of a match end there."""
+    ends: dict[int, int] = {}
+    usual: _Path | None = None
+    """Of all publishers but those that have names of their own for some blocks."""
+    for bit in each(bits):
+        who = windowed[bit]
+        if who.own:
+            path = _Path(who, segment, count)
+        else:
+            path = usual = usual or _Path(who, segment, count)
+        length = _length(who, path, segment.tree.block_size)
+        ends[length] = ends.get(length, 0) | bit
+    return ends
 
 
 def _length(who: Presence, path: _Path, block_size: int) -> int:

@@ -238,16 +238,16 @@ class DecodeBlock(_message.Message):
     def __init__(self, name: _Optional[int] = ..., parent: _Optional[int] = ..., root: _Optional[_Union[Root, _Mapping]] = ..., ids: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., block_size: _Optional[int] = ..., depth: _Optional[int] = ..., session: _Optional[str] = ..., state: _Optional[int] = ..., copies: _Optional[int] = ..., media: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WindowBlocks(_message.Message):
-    __slots__ = ("group", "blocks", "block_size", "names")
+    __slots__ = ("group", "needed", "block_size", "names")
     GROUP_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     group: int
-    blocks: int
+    needed: int
     block_size: int
     names: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, group: _Optional[int] = ..., blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., names: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, group: _Optional[int] = ..., needed: _Optional[int] = ..., block_size: _Optional[int] = ..., names: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Extra(_message.Message):
     __slots__ = ("copies", "opaque", "pending", "windows")
