@@ -154,8 +154,8 @@ def test_what_slower_media_hold_is_left_as_it_is() -> None:
 
 
 def test_what_one_engine_loads_does_not_spare_another() -> None:
-    """Of two engines that hold a prompt, one in host memory, the other one's hit ends where its window
-    allows."""
+    """A hit on the GPU ends where its engine's window allows, also if another engine has to load the prompt
+    from host memory."""
     engine = Engine()
     engine.store("abab")
     loading = engine.index.publisher("loading")
@@ -204,7 +204,7 @@ def test_a_group_with_events_of_two_block_sizes_is_followed_in_the_larger() -> N
 
 
 def test_windows_are_complete_again_once_the_gpu_is_cleared() -> None:
-    """What an older replica did not send is gone when the engine clears its GPU."""
+    """Windows whose beginning an older replica has not sent are whole once the engine has cleared its GPU."""
     engine = Engine()
     engine.store("ab")
     copy = Engine()
