@@ -9,7 +9,7 @@ from tests.engine.pool import Pool
 from tests.engine.test_main_path import error, one_by_one, report, short
 from tests.engine.vllm import VllmEngine
 
-REQUESTS = 120
+REQUESTS = 150
 FLAGS = ("--num-gpu-blocks-override", "500", "--max-model-len", "4096")
 """A cache of 7,474 tokens in three groups, so that evictions are frequent."""
 
@@ -26,7 +26,7 @@ class PoolWithWindows(Pool):
 
 @pytest.mark.timeout(900)
 async def test_hits_of_models_with_windows_are_predicted(tmp_path: Path) -> None:
-    """120 mixed requests one at a time: predicted within 2 %, none short by more than a block, and the index
+    """150 mixed requests one at a time: predicted within 3 %, none short by more than a block, and the index
     stays trusted. vLLM keeps little of groups with a window, so that hits are shorter than what the group
     with the whole prefix holds."""
     async with PoolWithWindows(tmp_path) as pool:
@@ -37,6 +37,6 @@ async def test_hits_of_models_with_windows_are_predicted(tmp_path: Path) -> None
 
     assert sum(one.cached for one in outcomes) > 10_000
     assert short(outcomes) == []
-    assert error(outcomes) <= 0.02
+    assert error(outcomes) <= 0.03
     assert approximate == {}
     assert [one["other_groups"] for one in publishers.values()] == [0, 0]
