@@ -22,7 +22,7 @@ from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
 from kvist_epp.index.tree.removing import remove
 from kvist_epp.index.tree.segment import GPU, Root, Segment
 from kvist_epp.index.tree.storing import Storing
-from kvist_epp.index.tree.windows import Window, within_windows
+from kvist_epp.index.tree.windows import WindowGroup, within_windows
 
 __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
 
@@ -269,7 +269,7 @@ class Index:
         who = self._with_bit(publisher)
         window = who.windows.get(group)
         if window is None or window.block_size < block_size:
-            window = who.windows[group] = Window(needed, block_size, whole=not who.restored)
+            window = who.windows[group] = WindowGroup(needed, block_size, whole=not who.restored)
             self._windowed[who.bit] = who
         if window.block_size == block_size:
             window.add(hashes)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.fakes.copying import copied
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.tree.windows import Window
+from kvist_epp.index.tree.windows import WindowGroup
 
 ROOT = (None, None)
 SIZE = 4
@@ -111,7 +111,7 @@ def test_hits_across_segments_have_the_bytes_of_their_blocks() -> None:
 def test_copies_are_counted() -> None:
     """A block that a window group stored twice is there until it is removed twice; one that it does not have
     is removed without a trace."""
-    window = Window(1, SIZE)
+    window = WindowGroup(1, SIZE)
     window.add([7, 7, 8])
     window.remove([7, 8, 9])
     after_one = list(window.names())

@@ -23,7 +23,7 @@ from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS, Presence
 from kvist_epp.index.tree.segment import GPU, Segment
 from kvist_epp.index.tree.storing import Storing
-from kvist_epp.index.tree.windows import Window
+from kvist_epp.index.tree.windows import WindowGroup
 
 WINDOW_NAMES: Final = 256
 """Blocks of a group with a window in one part, and in one step."""
@@ -220,7 +220,7 @@ class Restore:
             for _ in range(one.copies):
                 self._who.add_opaque(one.medium, one.name)
         for part in windows:
-            window = self._who.windows.setdefault(part.group, Window(part.needed, part.block_size))
+            window = self._who.windows.setdefault(part.group, WindowGroup(part.needed, part.block_size))
             window.add(part.names)
             self._windowed[self._who.bit] = self._who
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kvist_epp.index.tree.segment import Segment
-    from kvist_epp.index.tree.windows import Window
+    from kvist_epp.index.tree.windows import WindowGroup
 
 
 class Presence:
@@ -50,7 +50,7 @@ class Presence:
     """Hashes that mean another block to this publisher than to the others."""
     opaque: dict[str, dict[int, int]]
     """Medium → hash → copies, of blocks that never match (media, embeddings, and all that follows them)."""
-    windows: dict[int, Window]
+    windows: dict[int, WindowGroup]
     """KV cache groups with a window, by their number."""
     restored: bool
     """Its beginning is in a snapshot of another replica, and not in events."""

@@ -20,7 +20,7 @@ from kvist_epp.index.tree.matches import Group, Loads, tokens_of
 from kvist_epp.index.tree.segment import Segment
 
 
-class Window:
+class WindowGroup:
     """The blocks of one publisher in one group; several copies of one are counted."""
 
     __slots__ = ("block_size", "held", "needed", "whole")
