@@ -16,7 +16,7 @@ from functools import partial
 
 from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.eviction import next_evicted
-from kvist_epp.index.tree.forest import Forest, Place, held_on
+from kvist_epp.index.tree.forest import Forest, Place, held_on, path_up
 from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
 from kvist_epp.index.tree.removing import remove
@@ -156,10 +156,10 @@ class Index:
         found: list[Group] = []
         for tree in self._forest.trees.get(root, {}).values():
             found += search(tree, prompt, self._live)
-        if self._windowed:
-            found = within_windows(found, self._windowed)
         if len(found) > 1:
             found.sort(key=tokens_of, reverse=True)
+        if self._windowed:
+            found = within_windows(found, self._windowed)
         return Matches(found, self._bits, self._publishers)
 
     def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
@@ -209,10 +209,10 @@ class Index:
         """Return the hashes of up to ``blocks`` blocks that end with this one, the last one first, as most
         publishers call them; empty: unknown."""
         place, found = self._look(name, None), list[int]()
-        while place is not None and len(found) < blocks:
-            segment, at = place
-            found += segment.hashes[: at + 1][::-1]
-            place = None if segment.parent is None or segment.at < 0 else (segment.parent, segment.at)
+        for segment, count in path_up(place[0], place[1] + 1) if place else ():
+            found += segment.hashes[:count][::-1]
+            if len(found) >= blocks:
+                break
         return found[:blocks]
 
     def adapters(self) -> frozenset[str]:

@@ -153,9 +153,7 @@ def weight_bytes(
     The files include the layers for multi-token prediction, which are loaded only when they are used. The
     kernels of a ``gpu`` pad 4-bit experts; without one they are as in the files.
     """
-    padding = 1.0
-    if gpu and shape.experts:
-        padding = expert_padding(shape, layout, gpu, settings)
+    padding = expert_padding(shape, layout, gpu, settings) if gpu else 1.0
 
     def on_rank(part: WeightPart) -> float:
         linear = part.name not in ("embedding", "head", "router", "norms", "encoder")

@@ -75,14 +75,14 @@ class Capture:
             yield from self._record_windows()
 
     def _record_windows(self) -> Iterator[None]:
-        for group, window in self._who.windows.items() if self.valid else ():
+        for group, window in self._who.windows.items():
+            if not window.whole:
+                continue
             names = window.names()
-            empty = WindowBlocks(group, window.needed, window.block_size)
-            parts = [empty] if window.whole else []  # also of a group that holds nothing
-            while window.whole and self.valid and (some := tuple(islice(names, WINDOW_NAMES))):
-                parts.append(WindowBlocks(group, window.needed, window.block_size, some))
+            self.windows.append(WindowBlocks(group, window.needed, window.block_size))  # it may hold nothing
+            while self.valid and (some := tuple(islice(names, WINDOW_NAMES))):
+                self.windows.append(WindowBlocks(group, window.needed, window.block_size, some))
                 yield
-            self.windows += parts
 
     @property
     def valid(self) -> bool:

@@ -13,7 +13,7 @@ If another prompt, A B X, is in host memory, too, then it was used later, and so
 from collections.abc import Iterator
 from typing import Final
 
-from kvist_epp.index.tree.forest import Place, held_on
+from kvist_epp.index.tree.forest import Place, held_on, path_up
 from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.segment import Children, Segment
 
@@ -28,13 +28,8 @@ def next_evicted(who: Presence, medium: str, removed: Place, end: tuple[Segment,
 
     The time is linear in the segments of the path, not in its blocks: a long prompt has thousands.
     """
-    segment, count = end
-    while segment is not removed[0]:
-        if segment.parent is None:
-            return 0
-        segment, count = segment.parent, segment.at + 1
-    at = removed[1]
-    if at >= count:
+    segment, at = removed
+    if at >= next((count for one, count in path_up(*end) if one is segment), 0):
         return 0
     blocks = 0
     while blocks < limit:

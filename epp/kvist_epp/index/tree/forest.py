@@ -92,6 +92,15 @@ Place = tuple[Segment, int]
 """A block: its segment and its position there; (tree root, -1) is the place before the first block."""
 
 
+def path_up(segment: Segment, count: int) -> Iterator[tuple[Segment, int]]:
+    """Yield the first ``count`` blocks of a segment, then those before them, segment by segment up to the
+    root: each as a segment and a number of its blocks."""
+    yield segment, count
+    while segment.parent is not None and segment.at >= 0:
+        segment, count = segment.parent, segment.at + 1
+        yield segment, count
+
+
 def held_on(who: Presence, segment: Segment, medium: str) -> int:
     """Mask of the blocks of a segment that a publisher holds on one medium."""
     holders = segment.on(medium)

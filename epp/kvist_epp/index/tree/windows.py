@@ -12,9 +12,11 @@ E is missing, so no hit ends there; C is missing, so none ends at D or at C: A B
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import filterfalse, repeat
+from itertools import filterfalse
 
+from kvist_epp.index.tree.forest import path_up
 from kvist_epp.index.tree.holders import Presence, each
 from kvist_epp.index.tree.matches import Group, Loads, tokens_of
 from kvist_epp.index.tree.segment import Segment
@@ -34,14 +36,12 @@ class WindowGroup:
         self.needed = max(1, needed)
         self.block_size = block_size
         self.whole = whole
-        self.held: dict[int, int] = {}
+        self.held: Counter[int] = Counter()
         """Hash → copies."""
 
     def add(self, names: Iterable[int]) -> None:
         """Add a copy of each of these blocks."""
-        held = self.held
-        for name in names:
-            held[name] = held.get(name, 0) + 1
+        self.held.update(names)
 
     def remove(self, names: Iterable[int]) -> None:
         """Remove a copy of each of these blocks."""
@@ -54,9 +54,8 @@ class WindowGroup:
                 del held[name]
 
     def names(self) -> Iterator[int]:
-        """Yield the hash of each block, as often as there are copies."""
-        for name, copies in self.held.items():
-            yield from repeat(name, copies)
+        """Return the hash of each block, as often as there are copies."""
+        return self.held.elements()
 
     def longest(self, path: _Path, length: int) -> int:
         """Return the most blocks of a path, up to ``length``, at whose end the group has what it needs.
@@ -84,7 +83,7 @@ class _Path:
     def __init__(self, who: Presence, segment: Segment, count: int) -> None:
         self.length = segment.base + count
         self._who = who
-        self._next: tuple[Segment, int] | None = (segment, count)
+        self._rest = path_up(segment, count)
         self._names: list[int | None] = []
         """The last block first."""
 
@@ -112,33 +111,25 @@ class _Path:
 
     def _read(self, blocks: int) -> None:
         """Read the names of so many blocks before the end."""
-        while blocks > len(self._names) and self._next is not None:
-            segment, count = self._next
+        while len(self._names) < blocks:
+            segment, count = next(self._rest)
             names = segment.alias.get(self._who, segment.hashes) if segment.alias else segment.hashes
             self._names.extend(reversed(names[:count]))
-            self._next = _above(segment)
-
-
-def _above(segment: Segment) -> tuple[Segment, int] | None:
-    """Return the segment that this one follows, and a number of its blocks; None at the root."""
-    parent = segment.parent
-    return None if parent is None or segment.at < 0 else (parent, segment.at + 1)
 
 
 def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> list[Group]:
-    """Return the groups of a match, in any order, with those publishers that have windows where their
-    engines' hits end.
+    """Return the groups of a match with those publishers that have windows where their engines' hits end.
 
-    ``windowed``: the publishers by their bits. A hit with blocks to load from slower media stays as it is:
-    what the other groups hold there is not known.
+    Most tokens come first, in ``groups`` and in the result. ``windowed``: the publishers by their bits. A hit
+    with blocks to load from slower media stays as it is: what the other groups hold there is not known.
     """
     bits = sum(windowed)
     found: list[Group] = []
     seen: list[tuple[dict[Segment, int], int]] = []
     """Of each group so far: the blocks on its path, by segment, and the publishers that were cut back there.
     A publisher is in the groups above its own end, too, where it would be cut back to the same place."""
-    for holders, tokens, size, loads, segment in sorted(groups, key=tokens_of, reverse=True):
-        some = holders & bits & ~_loading(loads)
+    for holders, tokens, size, loads, segment in groups:
+        some = holders & bits & ~_loaders(loads)
         if rest := holders & ~some:
             found.append((rest, tokens, size, loads, segment))
         if not some:
@@ -152,25 +143,18 @@ def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> lis
                 end, less = _back(segment, count, segment.base + count - length)
                 found.append((ending, length * segment.tree.block_size, size - less, None, end))
         if some:
-            seen.append((_segments(segment, count), some))
+            seen.append((dict(path_up(segment, count)), some))
+    found.sort(key=tokens_of, reverse=True)
     return found
 
 
-def _loading(loads: Loads | None) -> int:
+def _loaders(loads: Loads | None) -> int:
     """Return the publishers that load something."""
     bits = 0
     while loads is not None:
         bits |= loads[1]
         loads = loads[0]
     return bits
-
-
-def _segments(segment: Segment, count: int) -> dict[Segment, int]:
-    """Return how many blocks of each segment are on the path to the end of a match."""
-    found = {segment: count}
-    while (above := _above(segment)) is not None:
-        segment, found[above[0]] = above
-    return found
 
 
 def _ends(bits: int, windowed: Mapping[int, Presence], segment: Segment, count: int) -> dict[int, int]:
@@ -197,8 +181,6 @@ def _length(who: Presence, path: _Path, block_size: int) -> int:
         for window in who.windows.values():
             if window.whole and window.block_size == block_size:
                 length = window.longest(path, length)
-        if len(who.windows) == 1:
-            break
     return length
 
 
@@ -206,8 +188,10 @@ def _back(segment: Segment, count: int, blocks: int) -> tuple[Segment, int]:
     """Return the segment of the last block, so many blocks before the first ``count`` of this one end, and
     the bytes between."""
     less = 0
-    while blocks >= count and segment.parent is not None:
+    for above, whole in path_up(segment, count):
+        segment, count = above, whole
+        if blocks < count:
+            break
         less += segment.offset(count)
         blocks -= count
-        segment, count = segment.parent, segment.at + 1
     return segment, less + segment.offset(count) - segment.offset(count - blocks)
