@@ -21,19 +21,17 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from kvist_epp.engines.vllm.kv_events import CPU, GPU, LMCACHE, SHARED, STORAGE, Stored
+from kvist_epp.engines.vllm.kv_events import CPU, LMCACHE, SHARED, STORAGE, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import DecodeChecker
 from kvist_epp.kvevents.lmcache_blocks import LmcacheServer
 from kvist_epp.kvevents.publisher_state import PublisherState
-from kvist_epp.kvevents.tier_state import WAITING_SECONDS, WaitingBlock
+from kvist_epp.kvevents.tier_state import COUNTED, WAITING_SECONDS, WaitingBlock, joined_media
 from kvist_epp.names import LMCACHE_PREFIX
 
 STORAGE_PREFIX: Final = "storage/"
 """Before the name of a shared storage among the publishers of the index."""
-COUNTED: Final = frozenset({GPU, CPU})
-"""Media whose engines remove a block as often as they have stored it."""
 
 
 class Decoder(Protocol):
@@ -252,7 +250,7 @@ class TierBlocks:
         """Add a block to the index, or to those that wait; return False if it waits."""
         pending = state.decode_blocks.uncredited(block.hash)
         if pending is not None:
-            pending.media += [m for m in block.media if m in COUNTED or m not in pending.media]
+            pending.media = joined_media(pending.media, block.media)
             return True
         if self._hold(state, block):
             return True

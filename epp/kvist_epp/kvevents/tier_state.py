@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
+from kvist_epp.engines.vllm.kv_events import CPU, GPU
+
+COUNTED: Final = frozenset({GPU, CPU})
+"""Media whose engines remove a block as often as they have stored it; any other has it or has it not."""
 MAX_WAITING: Final = 4096
 """Blocks of one publisher that wait: up to 2 MiB with 32 tokens each."""
 WAITING_SECONDS: Final = 30.0
@@ -18,6 +22,11 @@ MAX_LEASED: Final = 1 << 19
 """Leased blocks of one publisher: 8 million tokens in blocks of 16, about 60 MiB. More shorten the lease."""
 EXPIRED_AT_ONCE: Final = 512
 """Blocks that are removed in one step, between which a pick may run."""
+
+
+def joined_media(known: Sequence[str], more: Iterable[str]) -> list[str]:
+    """Return where a block is that is in ``known`` places and, by a further event, in ``more``."""
+    return [*known, *(medium for medium in more if medium in COUNTED or medium not in known)]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +41,7 @@ class WaitingBlock:
     lora: str | None
     since: float
     media: list[str] = field(default_factory=list)
-    """Where it is, once for each copy."""
+    """Where it is; a counted medium once for each copy."""
 
 
 class WaitingBlocks:
@@ -56,11 +65,11 @@ class WaitingBlocks:
         """Add a block, or what a further event says of one that waits already; return one that is dropped."""
         known = self._blocks.get(block.hash)
         if known is not None and (known.ids or not block.ids):
-            known.media += block.media
+            known.media = joined_media(known.media, block.media)
             return None
         if known is not None:  # it had no token ids
             self._pop(block.hash)
-            block.media = [*known.media, *block.media]
+            block.media = joined_media(known.media, block.media)
         self._blocks[block.hash] = block
         if block.parent is not None:
             self._children.setdefault(block.parent, []).append(block.hash)
