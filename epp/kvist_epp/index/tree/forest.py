@@ -18,7 +18,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from operator import contains, delitem, itemgetter, setitem
+from operator import contains, delitem, itemgetter
 from typing import Final
 
 from kvist_epp.index.tree.holders import ONES, Presence, each
@@ -65,13 +65,24 @@ class HashIndex:
         found: tuple[dict[int, Segment], ...] = itemgetter(*numbers, 0)(self._shards)
         return found
 
-    def any_of(self, names: Sequence[int], shards: Sequence[dict[int, Segment]]) -> bool:
-        """Whether one of these names, whose ``shards`` these are, is known."""
-        return any(map(contains, shards, names))
+    def any_of(self, names: Sequence[int]) -> bool:
+        """Whether one of these names is known."""
+        return any(map(contains, self.shards(names), names))
 
-    def put(self, names: Sequence[int], shards: Sequence[dict[int, Segment]], segment: Segment) -> None:
-        """Map these hashes to this segment."""
-        deque(map(setitem, shards, names, repeat(segment)), 0)
+    def claim_all(self, names: Sequence[int], segment: Segment) -> bool:
+        """Map these hashes, of which no two are equal, to a segment that has none of them yet.
+
+        Returns False, and changes nothing, if one is known. To ask first and to write afterwards would read
+        each place of the dictionaries twice, and memory is what this waits for.
+        """
+        shards = self.shards(names)
+        found = list(map(dict.setdefault, shards, names, repeat(segment)))
+        if found.count(segment) == len(found):
+            return True
+        for shard, name, other in zip(shards, names, found, strict=False):
+            if other is segment:
+                del shard[name]
+        return False
 
     def claim(self, name: int, segment: Segment) -> bool:
         """Map a hash that is not mapped to this segment; return whether it is the segment's."""
@@ -207,18 +218,30 @@ class Forest:
 
     def add(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
         """Add blocks after the one at ``at``: to the same segment if it ``has_room``, else in a new child."""
-        if self.has_room(segment, at):
-            segment.extend(blocks, names)
-            return segment, at + 1
-        return self.add_child(segment, at, names, blocks)
+        target, low = self.place_after(segment, at)
+        self.append(target, names, blocks)
+        return target, low
 
     def add_child(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
         """New blocks in a segment of their own, after the block at ``at``."""
         new = Segment(segment.tree, segment, at, segment.base + at + 1)
-        new.extend(blocks, names)
-        attach(segment, new)
-        self.segments += 1
+        self.append(new, names, blocks)
         return new, 0
+
+    def place_after(self, segment: Segment, at: int) -> Place:
+        """Return where new blocks after the one at ``at`` belong: behind it in its segment if it
+        ``has_room``, else in a new segment, which becomes a child with its first blocks (``append``)."""
+        if self.has_room(segment, at):
+            return segment, at + 1
+        return Segment(segment.tree, segment, at, segment.base + at + 1), 0
+
+    def append(self, segment: Segment, names: tuple[int, ...], blocks: Sequence[bytes]) -> None:
+        """Add blocks to the end of a segment; one that had none becomes a child of its parent."""
+        new = not segment.hashes
+        segment.extend(blocks, names)
+        if new and segment.parent is not None:
+            attach(segment.parent, segment)
+            self.segments += 1
 
     def has_room(self, segment: Segment, at: int) -> bool:
         """Whether a block after the one at ``at`` may go into the segment; unheld blocks there make way."""

@@ -69,18 +69,19 @@ class Storing:
 
     def _new(self) -> bool:
         """Takes as many blocks as fit into one segment, if their names and the first one's bytes are new."""
-        segment, at, forest = self.segment, self.at, self.forest
+        forest, who = self.forest, self.who
         if next(self._equals(), None):
             return False
-        room = SEGMENT_BLOCKS - at - 1 if forest.has_room(segment, at) else SEGMENT_BLOCKS
-        names = self.hashes[self.done : self.done + room]
-        shards = forest.nodes.shards(names)
-        if not self._unheard(names, shards) or segment.hides(names):
+        segment, low = forest.place_after(self.segment, self.at)
+        names = self.hashes[self.done : self.done + SEGMENT_BLOCKS - low]
+        # Not even as names that most publishers use for other blocks: no segment may have one twice.
+        if not self._distinct(names) or not set(names).isdisjoint(self.segment.hashes):
             return False
-        segment, low = forest.add(segment, at, names, self.blocks[self.done : self.done + room])
-        forest.nodes.put(names, shards, segment)
-        if segment.alias and self.who in segment.alias:
-            segment.alias[self.who][low:] = names
+        if not forest.nodes.claim_all(names, segment):
+            return False
+        forest.append(segment, names, self.blocks[self.done : self.done + len(names)])
+        if segment.alias and who in segment.alias:
+            segment.alias[who][low:] = names
         self._hold(segment, low, names)
         return True
 
@@ -93,7 +94,7 @@ class Storing:
         take = min(len(segment.hashes) - low, len(self.hashes) - self.done)
         names = self.hashes[self.done : self.done + take]
         free = not segment.held(self.who.bit) & ONES[take] << low
-        if not take or not free or not self._unheard(names, self.forest.nodes.shards(names)):
+        if not take or not free or not self._unheard(names):
             return False
         if not _same_bytes(segment, low, self.blocks[self.done : self.done + take]):
             return False
@@ -102,12 +103,14 @@ class Storing:
         self._hold(segment, low, names)
         return True
 
-    def _unheard(self, names: tuple[int, ...], shards: Sequence[dict[int, Segment]]) -> bool:
+    def _unheard(self, names: tuple[int, ...]) -> bool:
         """Whether no block has one of these names, for the publisher or for the others."""
+        return self._distinct(names) and not self.forest.nodes.any_of(names)
+
+    def _distinct(self, names: tuple[int, ...]) -> bool:
+        """Whether these names differ, and from those that mean other blocks to this publisher alone."""
         own = self.who.own
-        if own and not own.keys().isdisjoint(names):
-            return False
-        return not self.forest.nodes.any_of(names, shards) and len(set(names)) == len(names)
+        return len(set(names)) == len(names) and not (own and not own.keys().isdisjoint(names))
 
     def _one(self) -> None:
         """Takes one block, whatever its hash meant before and to others."""
