@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvist_epp.director.request_context import RequestContext, named_subset
 from kvist_epp.extproc.pick_request import PickRequest
-from kvist_epp.scheduling.disaggregation import SplitDecision
 from kvist_epp.scheduling.pick import ScoredEndpoint, explain
+from kvist_epp.scheduling.split_decision import SplitDecision
 from kvist_epp.telemetry.counters import Stages
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 Leg 1 is a request of the picker's own to the prefill endpoint, for one token; its answer describes the blocks
 (``kv_transfer_params``, opaque). Leg 2 is the client's request, which Envoy sends to the decode endpoint with
 that description in its body. Protocol: vLLM's NixlConnector (0.32); no engine needs a sidecar
-(``docs/decisions/0048``). Whether a request is disaggregated is decided in ``scheduling.disaggregation``.
+(``docs/decisions/0048``). Whether a request is disaggregated is decided in ``scheduling.split_decision``.
 
 - ``leg_bodies``: the bodies of both legs, and which requests can have them.
 - ``legs``: starts leg 1 of a request, and what follows from its end. Sans I/O.

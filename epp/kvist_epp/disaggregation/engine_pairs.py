@@ -14,8 +14,8 @@ from typing import Final
 
 from kvist_epp.disaggregation.partners import wanted_pairs
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.scheduling.disaggregation import WarmPairs
 from kvist_epp.scheduling.pick import Candidate
+from kvist_epp.scheduling.split_decision import WarmPairs
 
 REST_SECONDS: Final = (5.0, 60.0)
 """Shortest and longest time for which an endpoint whose leg 1 failed gets no other one; doubles each time."""

@@ -25,9 +25,9 @@ from kvist_epp.extproc.pick_request import Effect, PickResult
 from kvist_epp.load.in_flight import DecodePlace, InFlightRequest, Leg, RequestState
 from kvist_epp.names import PREFILLER_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.scheduling.candidate_table import PickedEndpoints
-from kvist_epp.scheduling.disaggregation import SplitDecision, Undecided, weigh
 from kvist_epp.scheduling.leg_costs import RULES, DisaggregationPolicy
 from kvist_epp.scheduling.pick import ScoredEndpoint
+from kvist_epp.scheduling.split_decision import SplitDecision, Undecided, weigh
 from kvist_epp.scheduling.split_record import SplitRecord
 from kvist_epp.settings.validation import DISAGGREGATION
 from kvist_epp.telemetry.counters import DisaggregationStats

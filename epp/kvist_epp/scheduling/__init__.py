@@ -5,7 +5,7 @@
 - ``pick_record``: what a pick has read, from which the cost of each endpoint is computed later.
 - ``cost``: the terms of the cost, in seconds, and every constant of the policy.
 - ``tier_price``: the price of what slower tiers hold of a prompt.
-- ``disaggregation``: whether another endpoint than the one that answers should compute a prompt.
+- ``split_decision``: whether another endpoint than the one that answers should compute a prompt.
 - ``split_record``: what is kept and shown of that decision.
 - ``leg_costs``: what either leg of such a request costs at an endpoint.
 - ``pick``: which endpoints are eligible or full, and which is best.

@@ -34,7 +34,6 @@ from kvist_epp.scheduling.cost import (
     terms_of_one,
     uncached_tokens,
 )
-from kvist_epp.scheduling.disaggregation import SplitDecision
 from kvist_epp.scheduling.load_columns import FEW, LoadColumns
 from kvist_epp.scheduling.pick import (
     MAX_ENDPOINTS,
@@ -47,6 +46,7 @@ from kvist_epp.scheduling.pick import (
     why_none,
 )
 from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, RankingRecord, RecordedPool
+from kvist_epp.scheduling.split_decision import SplitDecision
 from kvist_epp.scheduling.tier_price import price_tiers
 
 Vector = NDArray[np.float64]
@@ -97,7 +97,7 @@ class CandidateTable:
             [one for one in candidates if not one.refusal], RecordedPool.of(candidates) if record else None
         )
         self._place_of_load = {one.load: at for at, one in enumerate(self._columns.candidates)}
-        self._members: Callable[[tuple[str, ...]], _Members] = lru_cache(_SUBSETS)(self._within)
+        self._members: Callable[[tuple[str, ...]], _SubsetEndpoints] = lru_cache(_SUBSETS)(self._within)
 
     def choose(
         self,
@@ -137,12 +137,12 @@ class CandidateTable:
             None if columns.pool is None else RankingRecord.of(columns.pool, ranking, demand, FEW),
         )
 
-    def _within(self, subset: tuple[str, ...]) -> "_Members":
+    def _within(self, subset: tuple[str, ...]) -> "_SubsetEndpoints":
         found = [one for one in self._columns.candidates if allows(subset, one.endpoint)]
-        return _Members(found, RecordedPool.of(self._candidates, subset) if self._record else None)
+        return _SubsetEndpoints(found, RecordedPool.of(self._candidates, subset) if self._record else None)
 
 
-class _Members(NamedTuple):
+class _SubsetEndpoints(NamedTuple):
     """The endpoints of a subset."""
 
     candidates: list[Candidate]

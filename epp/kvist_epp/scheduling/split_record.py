@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvist_epp.scheduling.disaggregation import SplitDecision
+from kvist_epp.scheduling.split_decision import SplitDecision
 
 
 @dataclass(slots=True)

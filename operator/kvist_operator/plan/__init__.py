@@ -1,6 +1,6 @@
 """The plan: from a pool, the facts of its model and an accelerator to vLLM's arguments, with reasons. Pure.
 
-- ``disaggregation``: the plan of a pool, whose engines may have roles.
+- ``pool_plan``: the plan of a pool, whose engines may have roles.
 - ``nixl``: the connector between roles: refusals, configuration, and who pairs.
 - ``planner``: makes the plan of engines with the modules below, in their order; explains a refusal.
 - ``checks``: what is refused before a size is chosen, what makes a plan unverified, and warnings.
@@ -20,7 +20,7 @@
 - ``plan``: the plan as a record and as JSON; the comparison of two plans.
 """
 
-from .disaggregation import make_plan
 from .plan import Choice, Plan, PlanVerdict
+from .pool_plan import make_plan
 
 __all__ = ["Choice", "Plan", "PlanVerdict", "make_plan"]

@@ -10,7 +10,6 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.tpot_admission import TpotAdmission
 from kvist_epp.scheduling.cost import Match
-from kvist_epp.scheduling.disaggregation import SplitDecision, Undecided, WarmPairs, weigh
 from kvist_epp.scheduling.leg_costs import (
     RULES,
     SPLIT_TERMS,
@@ -20,6 +19,7 @@ from kvist_epp.scheduling.leg_costs import (
     slow,
 )
 from kvist_epp.scheduling.pick import Candidate, Demand, choose, settle_roles
+from kvist_epp.scheduling.split_decision import SplitDecision, Undecided, WarmPairs, weigh
 
 NOW = 10.0
 ROLES = ("prefill", "decode", "both", "prefill-decode", "encode", "encode-prefill", "other")
