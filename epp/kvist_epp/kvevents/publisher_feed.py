@@ -1,17 +1,20 @@
 """One publisher's way from its sockets to the index: receive, sequence, decode, apply, request replays."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from kvist_epp.errors import EventError
+from kvist_epp.errors import EventError, traceback_without_text
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.io_context import EventSocket, IoContext
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.sequencing import MARK_BYTES, Apply, EventSequencer, Forget, RequestReplay, Step
+
+_log = logging.getLogger(__name__)
 
 END_SEQ = (1 << 64) - 1
 """Sequence number of the end marker of a replay: -1 in 8 bytes."""
@@ -246,7 +249,8 @@ class PublisherFeed:
         if isinstance(step, Apply):
             self._applying = Position(step.seq + 1, step.payload[:MARK_BYTES])
             try:
-                self._batch = self._ingestor.apply_in_steps(name, self._ingestor.decode(step.payload))
+                batch = self._ingestor.decode(step.payload)
+                self._batch = self._guarded(self._ingestor.apply_in_steps(name, batch))
             except EventError:
                 self.stats.garbage += 1
                 self._ingestor.forget(name)  # the batch may have contained removals
@@ -255,7 +259,18 @@ class PublisherFeed:
             self.stats.restarts += step.restarted
             self._ingestor.forget(name)
         elif isinstance(step, _Retry):
-            self._batch = self._ingestor.retry_quarantined(name)
+            self._batch = self._guarded(self._ingestor.retry_quarantined(name))
+
+    def _guarded(self, batch: Iterator[Observation | None]) -> Iterator[Observation | None]:
+        """Yield from a batch; a bug in it has the effect of a message that cannot be read
+        (``docs/decisions/0006``)."""
+        name = self._publisher.name
+        try:
+            yield from batch
+        except Exception as error:  # noqa: BLE001  the other publishers must not be affected
+            _log.error("events of %s were not applied: %s", name, traceback_without_text(error))
+            self.stats.garbage += 1
+            self._ingestor.forget(name)
 
 
 class _Replay:

@@ -25,7 +25,7 @@ class PublisherStats:
     messages: int = 0
     """Live messages received."""
     garbage: int = 0
-    """Messages that are no batch of events."""
+    """Messages that are no batch of events, or that a bug kept from being applied whole."""
     stored: int = 0
     """BlockStored events."""
     removed: int = 0

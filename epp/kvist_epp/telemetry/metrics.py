@@ -318,7 +318,7 @@ class PickerMetrics:
         yield counter("index_gaps", text, self.gaps, "endpoint")
         text = "Number of times that all blocks of an endpoint left the index (restart, lost events)."
         yield counter("index_resets", text, self.resets, "endpoint")
-        text = "Number of KV event messages that could not be decoded."
+        text = "Number of KV event messages that could not be decoded, or applied whole."
         yield counter("index_undecodable", text, self.undecodable, "endpoint")
         blocks = {
             (endpoint, medium): count

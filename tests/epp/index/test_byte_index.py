@@ -4,8 +4,6 @@ Many tests name a weakness that users of other indexes reported; such a test fai
 """
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.oracle import NaiveIndex
 
 from kvist_epp.index.byte_index import Index, Root
@@ -364,26 +362,3 @@ def test_what_is_held_by_hash_alone_must_be_known(index: AnyIndex) -> None:
 
     assert index.held(0, [*names, 99], "CPU") == 2
     assert index.held(1, names, "CPU") == 0
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=5),
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12), st.sampled_from([1, -1])), max_size=6),
-)
-def test_many_removals_at_once_are_those_one_by_one(
-    stored: list[tuple[int, int]], runs: list[tuple[int, int, int]]
-) -> None:
-    """Removals in any order, repeated or unknown, leave the same blocks in one call as in one call each."""
-    together, apart = Index(), Index()
-    for each in (together, apart):
-        assert [each.publisher(f"pod/{number}") for number in range(3)] == [0, 1, 2]
-        for number, (who, length) in enumerate(stored):
-            store(each, who, "|".join("abcdefghi"[:length]), first=10 * number, root=(str(number), None))
-    hashes = [name for start, length, step in runs for name in range(start, start + length)[::step]]
-
-    known = together.removed(0, hashes)
-
-    assert known == sum(apart.removed(0, [name]) for name in hashes)
-    assert [together.blocks(number) for number in range(3)] == [apart.blocks(number) for number in range(3)]
-    for name in range(50):
-        assert together.depth(name, 0) == apart.depth(name, 0)

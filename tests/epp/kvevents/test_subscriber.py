@@ -201,6 +201,25 @@ async def test_garbage_is_counted_and_following_goes_on() -> None:
         assert (follower.stats().garbage, follower.stats().resets) == (5, 3)
 
 
+async def test_a_bug_in_a_batch_costs_its_publisher_what_it_held(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An event that raises is logged without its text, its publisher is forgotten, and on it goes."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+        with monkeypatch.context() as broken:
+            broken.setattr(follower.index, "removed", lambda *_, **__: 1 // 0)
+            engine.publish(batch(Removed(hashes=[2])))
+            await until(lambda: follower.stats().garbage)
+        assert (follower.tokens(), follower.stats().resets) == (0, 1)
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+
+    assert "events of ns/pod/0 were not applied" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_without_replay_a_gap_resets() -> None:
     """No replay endpoint configured: warm at once, and a hole costs what was known."""
     async with publishing() as engine, following(engine, replay=False) as follower:

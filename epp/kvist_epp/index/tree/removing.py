@@ -13,11 +13,13 @@ def remove(forest: Forest, who: Presence, hashes: Sequence[int], medium: str) ->
         return sum(_remove_one(forest, who, name, medium) for name in hashes)
     known, at, segment, mask, nodes = 0, 0, None, 0, forest.nodes
     while at < len(hashes):
-        there = nodes.get(hashes[at])
-        if there is not segment:
+        if nodes.get(hashes[at]) is not segment:
             if segment is not None:
                 known += forest.unhold(who, segment, mask, medium)
-            segment, mask = there, 0
+            segment, mask = (
+                nodes.get(hashes[at]),
+                0,
+            )  # again: its last child may have left, and with it this one
         if segment is None:
             at += 1
             continue
