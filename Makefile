@@ -16,7 +16,7 @@ again = $(1) || { echo "make: running again, one by one, the files in which a te
 TIERS  := data_plane monitoring engine cluster http2 charts images e2e browser website
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser test-monitoring test-site fuzz bench-fuzz test-all site site-serve check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-alerts bench-disk bench-tiers bench-pd golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser test-monitoring test-site fuzz bench-fuzz test-all site site-serve check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-alerts bench-disk bench-tiers bench-pd bench-properties golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -126,6 +126,10 @@ FUZZER := $(VENV)/.fuzzer
 $(FUZZER): $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[fuzz]' || { echo "make: cannot install atheris: it has wheels for x86-64 Linux and CPython 3.11 to 3.14"; exit 1; }
 	@touch $@
+
+EXAMPLES ?= 2000
+bench-properties: $(READY)  ## property tests with EXAMPLES=2000 examples each, where they do not set their number; 100 in CI
+	KVIST_EXAMPLES=$(EXAMPLES) $(PYTEST) -n auto --dist worksteal --timeout 3600 -m hypothesis $(UNIT)
 
 SECONDS ?= 7200
 fuzz: $(FUZZER)  ## coverage-guided fuzzing of input from gateways, two minutes

@@ -1,11 +1,12 @@
 """For all tests: no loop is left behind by pytest itself, and examples have no deadline on shared cores."""
 
 import asyncio
+import os
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("kvist", deadline=None)
+settings.register_profile("kvist", deadline=None, max_examples=int(os.environ.get("KVIST_EXAMPLES", "100")))
 settings.load_profile("kvist")
 
 

@@ -49,11 +49,14 @@ def cache() -> Path:
 
 
 def install() -> Path:
-    """The interpreter of an environment with vLLM, made if need be.
+    """The interpreter of an environment with vLLM, made if need be; ``$KVIST_VLLM_PYTHON`` if that is set, to
+    try the tests on another release.
 
     Raises:
         InstallError: uv is missing, or a package could not be installed.
     """
+    if other := os.environ.get("KVIST_VLLM_PYTHON"):
+        return Path(other)
     home = folder()
     home.parent.mkdir(parents=True, exist_ok=True)
     with home.with_suffix(".lock").open("w") as lock:
