@@ -134,7 +134,9 @@ class EndpointRegistry(RequestListener):
             state.member.block_size = sample.block_size
         tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
-        state.accuracy.on_counters(round(sample.queries), round(sample.hits), now)
+        waiting = tracker.not_looked_up(key, sample.waiting, asked_at=scrape.asked_at)
+        unsettled = sum(request.indexed_on_gpu for request in waiting)
+        state.accuracy.on_counters(round(sample.queries), round(sample.hits), now, unsettled=unsettled)
         state.load.tier_rates = scrape.tier_speed.rates
         state.load.transfer_rate = scrape.transfer_rate.rate
         if self.settings.skip_slow_tiers:

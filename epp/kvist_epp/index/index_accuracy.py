@@ -47,6 +47,17 @@ class HitSums:
     """Tokens predicted to be on the GPU, of all requests routed there."""
     routed: int
     """Tokens of all requests routed there."""
+    unsettled: int = 0
+    """Of ``predicted``: tokens of requests that the engine may not have looked up yet."""
+
+    def least_hits_since(self, first: "HitSums") -> int:
+        """Return the hits that were predicted between two moments, if the engine had looked up all requests
+        that were unsettled at the first and none that are unsettled now."""
+        return self.predicted - self.unsettled - first.predicted
+
+    def most_hits_since(self, first: "HitSums") -> int:
+        """Return the same, if it was the other way round."""
+        return self.predicted - first.predicted + first.unsettled
 
 
 class AccuracyMonitor:
@@ -95,18 +106,19 @@ class AccuracyMonitor:
         if len(self._samples) >= self._limits.least:
             self._judge(self._off / max(self._total, self._limits.floor_tokens))
 
-    def on_counters(self, queries: int, hits: int, now: float) -> None:
+    def on_counters(self, queries: int, hits: int, now: float, *, unsettled: int = 0) -> None:
         """Compare the counters ``vllm:prefix_cache_queries_total`` and ``…hits_total`` of a scrape, in
         tokens, with the predictions over the window: the hits themselves and the hit ratios, of which the
         better match counts. Hits that are equal prove the index right however wrong the lengths of prompts
         are, which are estimated from their bytes; ratios that are equal do so where an engine has other
-        clients, too.
+        clients, too. ``unsettled``: tokens predicted for requests that wait, so that the counters may have
+        them or not; any number of hits between is equal.
 
         For engines whose events have no sessions, such as those of blocks that were transferred. Ignored
         while requests are compared one by one, which is sharper. Counters that fell begin anew: the engine
         restarted.
         """
-        counted = HitSums(hits, queries, *self.sums)
+        counted = HitSums(hits, queries, *self.sums, unsettled)
         if self._counted and counted.queries < self._counted[-1][1].queries:
             self._counted.clear()
         self._counted.append((now, counted))
@@ -140,7 +152,8 @@ class AccuracyMonitor:
         queries, routed = last.queries - first.queries, last.routed - first.routed
         if min(queries, routed) < self._limits.counter_tokens:
             return
-        true, predicted = last.hits - first.hits, last.predicted - first.predicted
+        true, least, most = last.hits - first.hits, last.least_hits_since(first), last.most_hits_since(first)
+        predicted = min(max(true, least), most)
         floor = self._limits.floor_tokens
         self._judge(
             min(

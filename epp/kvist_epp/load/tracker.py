@@ -150,6 +150,13 @@ class LoadTracker(RequestBooks):
         self._on_capacity()
         return [request for request in ended if not request.origin]
 
+    def not_looked_up(self, endpoint: str, waiting: int, *, asked_at: float) -> list[InFlightRequest]:
+        """Return this replica's requests that an engine may not have looked up in its cache when it was
+        asked, at ``asked_at``, and had ``waiting`` requests: the newest, and those that were on their way."""
+        sent = sorted(self.load(endpoint).attempts, key=routed_at)
+        settled = len([one for one in sent if one.routed_at <= asked_at - self._grace])
+        return [one.request for one in sent[max(0, settled - waiting) :] if not one.request.origin]
+
     def calibrate(
         self,
         endpoint: str,

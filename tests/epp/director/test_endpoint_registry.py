@@ -15,6 +15,7 @@ from kvist_epp.engines.vllm.kv_events import Batch, Cleared
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import Subscriber
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.settings.settings import Settings
 from kvist_sim.publisher import Publisher, PublisherConfig
@@ -117,6 +118,26 @@ async def test_scrapes_calibrate(registry: EndpointRegistry) -> None:
     state.state = ScrapeState.UNREACHABLE
     registry.on_state_change(state)
     assert registry.director.candidates[0].refusal == "unreachable"
+
+
+async def test_a_request_that_waits_in_the_engine_makes_no_index_wrong(
+    registry: EndpointRegistry, parts: Parts
+) -> None:
+    """Hits are predicted before the engine counts them; once it runs a request without them, the index was
+    wrong."""
+    registry.follow(EndpointSet((endpoint(1),)))
+    accuracy, state = registry.states["t/e1"].accuracy, registry.scraper.states["t/e1"]
+    registry.on_scrape(state)
+    request = InFlightRequest("s", 30_000, indexed_tokens=20_000)
+    registry.director.tracker.add(request, "t/e1", 10_000, parts.clock())
+
+    for sample, precise in (
+        (EngineSample(waiting=1, queries=30_000.0), True),
+        (EngineSample(running=1, queries=30_000.0), False),
+    ):
+        state.sample, state.asked_at = sample, parts.clock() + 5.0
+        registry.on_scrape(state)
+        assert accuracy.precise is precise
 
 
 async def test_an_engine_without_metrics_is_known_by_what_was_sent(registry: EndpointRegistry) -> None:

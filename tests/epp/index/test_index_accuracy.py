@@ -136,6 +136,28 @@ def test_hits_or_their_share_are_enough_to_trust(looked_up: int, hits: int, prec
     assert (monitor.why_not == "") is precise
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "hits", "precise"),
+    [
+        (0, 8_000, 4_000, True),  # the last request waits
+        (0, 8_000, 12_000, True),  # it does not: it has reached the engine since
+        (8_000, 0, 20_000, True),  # the first one was counted after the first scrape
+        (8_000, 8_000, 12_000, True),
+        (0, 8_000, 3_000, False),
+        (0, 8_000, 13_000, False),
+        (0, 0, 4_000, False),
+    ],
+)
+def test_requests_that_wait_may_be_counted_or_not(before: int, after: int, hits: int, precise: bool) -> None:
+    """Tokens predicted for requests that an engine may not have looked up yet are no error either way."""
+    monitor = AccuracyMonitor()
+    monitor.on_counters(0, 0, 0.0, unsettled=before)
+    monitor.on_routed(12_000, 100_000)
+    monitor.on_counters(200_000, hits, 10.0, unsettled=after)
+
+    assert (monitor.why_not == "") is precise
+
+
 def test_counters_that_fall_begin_anew() -> None:
     """A restarted engine counts from 0: the difference from its earlier count is not used."""
     monitor = AccuracyMonitor()

@@ -228,6 +228,20 @@ def test_a_request_on_its_way_is_not_missing() -> None:
     assert [tracker.reconcile("p", 0, 0, now=20.0, asked_at=10.0) for _ in range(3)] == [[], [], []]
 
 
+def test_an_engine_has_not_looked_up_what_waits_or_is_on_its_way() -> None:
+    """The newest requests that had arrived wait; those sent half a second before the scrape may have come."""
+    tracker = new_tracker(grace_seconds=0.5)
+    for number in range(4):
+        route(tracker, f"s{number}", "p", 10, 10, now=float(number))
+    tracker.add_remote(remote(tracker, "other", "p", 2.5), 2.5)
+
+    assert sessions(tracker.not_looked_up("p", 0, asked_at=4.0)) == []
+    assert sessions(tracker.not_looked_up("p", 0, asked_at=3.2)) == ["s3"]
+    assert sessions(tracker.not_looked_up("p", 2, asked_at=3.2)) == ["s2", "s3"]
+    assert sessions(tracker.not_looked_up("p", 9, asked_at=3.2)) == ["s0", "s1", "s2", "s3"]
+    assert sessions(tracker.not_looked_up("never", 1, asked_at=3.2)) == []
+
+
 def test_more_requests_are_untracked() -> None:
     """Traffic that did not pass through us counts as running, and goes when it goes."""
     tracker = new_tracker()
