@@ -53,6 +53,16 @@ def with_windows(folder: Path, *, window: int = 256) -> Path:
     return folder
 
 
+def with_drafts(folder: Path, draft: Path) -> Path:
+    """Make the model in the folder a Llama, and write the EAGLE head of one layer that drafts for it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    path.write_text(json.dumps(config))
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    return folder
+
+
 def add_weights_config(folder: Path, *, context: int = 32768) -> Path:
     """Writes ``config.json`` for the tokenizer in the folder: 2 layers, 128 hidden, ``context`` tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -222,7 +222,8 @@ class EndpointRegistry(RequestListener):
         metrics.on_saved(cached, request.attempt.load.rate)
         request.saving_counted = True
         if request.index_compared:
-            state.accuracy.on_cache_truth(request.indexed_on_gpu, cached, now)
+            if state.on_cache_truth(request.indexed_on_gpu, cached, now):
+                logger.info("endpoint %s (%s) %s", state.endpoint.key, name, state.last_block)
             for medium, tokens in (request.indexed_lower or {}).items():
                 if medium in request.skipped_media:
                     continue

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.index.index_accuracy import AccuracyMonitor
+from kvist_epp.index.last_block import LastBlock
 from kvist_epp.index.lookup import Member
 from kvist_epp.index.storage_trust import StorageTrust
 from kvist_epp.index.tier_accuracy import TierAccuracy
@@ -20,8 +21,21 @@ class EndpointState(Candidate):
 
     scrape: EngineState
     member: Member
+    last_block: LastBlock = field(default_factory=LastBlock)
     accuracy: AccuracyMonitor = field(default_factory=AccuracyMonitor)
     tiers: TierAccuracy = field(default_factory=TierAccuracy)
     storage_trust: StorageTrust = field(default_factory=StorageTrust)
     restarts: int = 0
     """Restarts of its engine that ``accuracy`` takes account of."""
+
+    def on_cache_truth(self, predicted: int, cached: int, now: float) -> bool:
+        """Compare the tokens that the index holds of a request on the GPU with those that its engine had;
+        return whether it is known since now that the engine computes last blocks again, or that it does
+        not: predictions before that are not comparable."""
+        changed = self.last_block.on_cache_truth(predicted, cached, self.member.block_size)
+        self.member.drops_last_block = self.last_block.dropped  # also of a member that was made anew
+        if changed:
+            self.accuracy.on_engine_restart()
+        else:
+            self.accuracy.on_cache_truth(predicted, cached, now)
+        return changed

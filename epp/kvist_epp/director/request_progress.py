@@ -86,7 +86,7 @@ class RequestProgress:
         prompt = None if request is None else self._table.take_prompt(request)
         if request is not None and prompt is not None:
             matches = self._index.match(request.root, prompt)
-            hit = self._lookup.with_storage(endpoint, matches, matches.of(self._index.publisher(source)))
+            hit = self._lookup.usable(endpoint, matches, matches.of(self._index.publisher(source)))
             before, request.indexed_lower = request.indexed_lower, hit.lower or None
             if before and hit.lower:
                 request.indexed_lower = before_promotion(before, hit.lower)

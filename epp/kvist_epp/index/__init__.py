@@ -14,6 +14,7 @@ blocks on A, two on B.
 - ``snapshot``: a publisher's part of the index as plain data, and back.
 - ``routing_history``: prompts by the endpoint they were sent to.
 - ``index_accuracy``: predicted against true cached tokens of each endpoint.
+- ``last_block``: whether an engine computes the last block of each hit again.
 - ``tier_accuracy``: tokens predicted to be loaded from slower tiers against those that were.
 - ``storage_trust``: whether an endpoint shares the storage that its label names.
 """

@@ -55,6 +55,12 @@ class Member:
     """Tokens; used where only bytes are known."""
     storage: str | None = None
     """Name of the storage that its engine shares with others; None: it shares none."""
+    drops_last_block: bool = False
+    """Its engine computes the last block of each hit again (``last_block``)."""
+
+    def usable(self, hit: Hit) -> Hit:
+        """Return what the engine uses of what it holds."""
+        return without_end(hit, self.block_size) if self.drops_last_block else hit
 
 
 class Found(msgspec.Struct):
@@ -126,13 +132,17 @@ class Lookup:
             self._sharers[member.storage].discard(key)
             member.storage = None
 
-    def with_storage(self, key: str, matches: Matches, hit: Hit) -> Hit:
-        """Return the hit of an endpoint with what follows it in the storage that it shares."""
+    def usable(self, key: str, matches: Matches, hit: Hit) -> Hit:
+        """Return what an endpoint uses of what it holds itself, with what follows it in the storage that it
+        shares."""
         member = self.members.get(key)
-        number = None if member is None or member.storage is None else self.storages.get(member.storage)
-        if number is None:
+        if member is None:
             return hit
-        shared, medium = self._shared(str(member.storage if member else ""), number, matches)
+        hit = member.usable(hit)
+        if member.storage is None or (number := self.storages.get(member.storage)) is None:
+            return hit
+        shared, medium = self._shared(member.storage, number, matches)
+        shared = member.usable(shared)
         if shared.tokens <= hit.tokens:
             return hit
         return Hit(shared.tokens, shared.bytes, {**hit.lower, medium: shared.tokens - hit.tokens})
@@ -196,15 +206,15 @@ class Lookup:
             (shared, medium), keys = self._shared(name, number, matches), self._sharers.get(name, ())
             if not shared.tokens:
                 continue
-            alone = CachedPart(shared.tokens, shared.bytes, {medium: shared.tokens}, shared.tokens)
             for key in keys:
-                part = hits.get(key)
-                if not self.members[key].precise:
+                part, member = hits.get(key), self.members[key]
+                if not member.precise or not (usable := member.usable(shared)).tokens:
                     continue
                 if part is None:
-                    hits[key] = alone
-                elif part.tokens < shared.tokens or part.indexed < shared.tokens:
-                    hits[key] = _with_storage(part, shared, medium)
+                    lower = {medium: usable.tokens}
+                    hits[key] = CachedPart(usable.tokens, usable.bytes, lower, usable.tokens)
+                elif part.tokens < usable.tokens or part.indexed < usable.tokens:
+                    hits[key] = _with_storage(part, usable, medium)
 
     def _read_again(self, hits: dict[str, CachedPart], matches: Matches) -> None:
         """Move what host memory removes to make room for the rest of the prompt, which is read from storage,
@@ -266,6 +276,19 @@ class Lookup:
         return {key: _best_rank(members[key], matches) for key in keys}
 
 
+def without_end(hit: Hit, tokens: int) -> Hit:
+    """Return a hit without its last ``tokens``, of those on the GPU as long as there are enough: what follows
+    them is loaded all the same, from one block earlier on."""
+    left = hit.tokens - tokens
+    if left <= 0:
+        return MISS
+    lower = hit.lower
+    if left < (loaded := sum(lower.values())):
+        medium = max(lower, key=lower.__getitem__)
+        lower = {**lower, medium: max(0, lower[medium] - (loaded - left))}
+    return Hit(left, hit.bytes * left // hit.tokens, lower)
+
+
 _NO_BLOCKS: Final[Mapping[str, tuple[Hit, int | None]]] = MappingProxyType({})
 _NO_BLOCK: Final[tuple[Hit, int | None]] = (MISS, None)
 
@@ -312,6 +335,8 @@ def _cached_part(
     if member.precise and routed <= hit.bytes:
         return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
     tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
+    if member.drops_last_block and tokens:
+        tokens -= member.block_size
     if member.precise and tokens <= hit.tokens:
         return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
     # what was sent there just now is on its way to the GPU, whatever tier holds it
@@ -323,13 +348,13 @@ def _cached_part(
 def _best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
     """The best hit among the ranks; a rank is named only where it matters."""
     if len(member.publishers) == 1:
-        return matches.of(member.publishers[0]), None
+        return member.usable(matches.of(member.publishers[0])), None
     best, rank = MISS, None
     for number, publisher in enumerate(member.publishers):
         hit = matches.of(publisher)
         if hit.tokens > best.tokens:
             best, rank = hit, number
-    return best, rank
+    return member.usable(best), rank
 
 
 def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: Matches | None) -> int:

@@ -140,6 +140,26 @@ async def test_a_request_that_waits_in_the_engine_makes_no_index_wrong(
         assert accuracy.precise is precise
 
 
+async def test_an_engine_that_computes_last_blocks_again_stays_trusted(
+    registry: EndpointRegistry, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hits that are one block short of the index, as with EAGLE drafts, are expected after five requests."""
+    caplog.set_level("INFO")
+    registry.follow(EndpointSet((endpoint(1),)))
+    state, tracker = registry.states["t/e1"], registry.director.tracker
+    for number in range(40):
+        held = 160 - 16 * state.member.drops_last_block
+        request = InFlightRequest(f"s{number}", 400, indexed_tokens=held, index_compared=True)
+        tracker.add(request, "t/e1", 400 - held, parts.clock())
+        tracker.on_cache_truth(request, 144, parts.clock())
+
+        assert state.accuracy.precise
+        assert state.member.drops_last_block is (number >= 4)
+
+    assert state.accuracy.error == 0.0
+    assert "endpoint t/e1 (10.0.0.1:80) computes the last block of each hit again" in caplog.text
+
+
 async def test_an_engine_without_metrics_is_known_by_what_was_sent(registry: EndpointRegistry) -> None:
     """The registry forgets what earlier scrapes showed of other requests and of a full cache. Slots count
     only where ends are reported, because nothing else would show that one is free."""

@@ -1,8 +1,9 @@
 from tests.epp.parts import BLOCK
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.lookup import Lookup, Member, without_end
 from kvist_epp.index.routing_history import RoutingHistory
+from kvist_epp.index.tree.matches import Hit
 
 ROOT = (None, None)
 TEXT = bytes(range(32, 96)) * 40
@@ -67,6 +68,33 @@ def test_approximate_members_answer_from_the_history_alone() -> None:
     some._history.note("e0", ROOT, TEXT[: 4 * PIECE])
     hit = some.look(ROOT, [TEXT]).hits["e0"]
     assert (hit.tokens, hit.indexed) == (4 * BLOCK, 9 * BLOCK)
+
+
+def test_the_last_block_of_a_hit_does_not_count_where_it_is_computed_again() -> None:
+    """Of blocks that events have named, of prompts on their way, and in approximate mode."""
+    some = lookup(3, 1, 0, 9)
+    for member in some.members.values():
+        member.drops_last_block = True
+    some.members["e3"].precise = False
+    for key in ("e2", "e3"):
+        some._history.note(key, ROOT, TEXT[: 5 * PIECE])
+    hits = some.look(ROOT, [TEXT]).hits
+
+    assert {key: (hit.tokens, hit.indexed) for key, hit in hits.items()} == {
+        "e0": (2 * BLOCK, 2 * BLOCK),
+        "e2": (4 * BLOCK, 0),
+        "e3": (4 * BLOCK, 8 * BLOCK),
+    }
+
+
+def test_slower_tiers_still_follow_a_hit_without_its_last_block() -> None:
+    """The GPU's last block is computed or loaded again; a hit that is all loaded is loaded but for its last
+    block."""
+    both, loaded = Hit(160, 640, {"CPU": 64, "SHARED": 32}), Hit(64, 256, {"CPU": 64})
+
+    assert without_end(both, BLOCK) == Hit(160 - BLOCK, 640 - PIECE, {"CPU": 64, "SHARED": 32})
+    assert without_end(loaded, BLOCK) == Hit(64 - BLOCK, 256 - PIECE, {"CPU": 64 - BLOCK})
+    assert without_end(Hit(BLOCK, PIECE), BLOCK) == without_end(Hit(), BLOCK) == Hit()
 
 
 def test_several_prompts_add_up() -> None:

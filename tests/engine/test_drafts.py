@@ -1,0 +1,43 @@
+"""Predictions for engines that draft tokens with EAGLE, and compute the last block of each hit again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.engine import tiny
+from tests.engine.mix import Mix
+from tests.engine.pool import Pool
+from tests.engine.test_main_path import one_by_one, report
+from tests.engine.vllm import VllmEngine
+
+from kvist_epp.index.last_block import LEAST
+
+REQUESTS = 70
+
+
+class PoolWithDrafts(Pool):
+    """``Pool`` with a draft model."""
+
+    def _build_model(self) -> Path:
+        return tiny.with_drafts(tiny.build("chatml", self._folder / "model"), self._folder / "draft")
+
+    def _engine(self, number: int, ports: tuple[int, ...] = ()) -> VllmEngine:
+        drafts = {"method": "eagle", "model": str(self._folder / "draft"), "num_speculative_tokens": 2}
+        flags = ("--speculative-config", json.dumps(drafts), "--max-model-len", "4096")
+        return VllmEngine(self.model, *flags, ports=ports)
+
+
+@pytest.mark.timeout(900)
+async def test_hits_of_engines_with_drafts_are_predicted(tmp_path: Path) -> None:
+    """70 mixed requests one at a time: the first hits of each engine are a block shorter than the index says,
+    all others are exact, and the index stays trusted."""
+    async with PoolWithDrafts(tmp_path) as pool:
+        outcomes = await one_by_one(pool, Mix(1, "m"), REQUESTS)
+        report("with drafts", outcomes)
+        approximate = (await pool.page("/debug/fleet"))["approximate"]
+
+    off = [one.predicted - one.cached for one in outcomes if one.predicted != one.cached]
+    assert set(off) == {32}
+    assert len(off) <= 2 * (LEAST + 1)  # a report may come after the next pick
+    assert sum(one.cached for one in outcomes) > 5_000
+    assert approximate == {}

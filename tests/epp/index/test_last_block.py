@@ -1,0 +1,68 @@
+"""Engines that compute the last block of each hit again are recognised by their hits."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.index.last_block import LEAST, WINDOW, LastBlock
+
+BLOCK = 32
+
+
+def after(*truths: tuple[int, int], times: int = 1) -> LastBlock:
+    """Return what is known after these predicted and true tokens, several times over."""
+    engine = LastBlock()
+    for predicted, true in truths * times:
+        engine.on_cache_truth(predicted, true, BLOCK)
+    return engine
+
+
+def test_hits_that_are_one_block_short_are_recognised() -> None:
+    """Five requests are enough, however long their hits; the figure of the fifth says so."""
+    engine, hits = LastBlock(), (32, 320, 64, 96, 1280)
+
+    assert [engine.on_cache_truth(hit, hit - BLOCK, BLOCK) for hit in hits] == [False] * (LEAST - 1) + [True]
+    assert engine.dropped
+
+
+def test_requests_without_a_hit_say_nothing() -> None:
+    """Most requests of a new pool hit nothing, whatever the engine does."""
+    assert not after((0, 0), times=100).dropped
+    assert after((0, 0), (64, 32), times=5).dropped
+
+
+def test_errors_of_other_sizes_are_errors() -> None:
+    """Lost events make hits shorter by any number of blocks: that is no habit of the engine."""
+    assert not after((320, 320), (320, 256), (320, 0), (320, 288), times=20).dropped
+    assert not after((320, 256), times=20).dropped
+
+
+def test_a_few_exact_hits_among_many_short_ones_change_nothing() -> None:
+    """A fifth of the requests may have another reason to be right or wrong."""
+    assert after((320, 288), (320, 288), (320, 288), (320, 288), (320, 320)).dropped
+
+
+def test_an_engine_without_drafts_is_recognised_after_its_restart() -> None:
+    """Its hits are longer by a block than predicted with what was known of it."""
+    engine = after((320, 288), times=LEAST)
+    changed = [engine.on_cache_truth(288, 320, BLOCK) for _ in range(LEAST)]
+
+    assert changed == [False] * (LEAST - 1) + [True]
+    assert not engine.dropped
+    assert str(engine).startswith("no longer computes")
+
+
+@given(st.lists(st.integers(0, 40), min_size=60), st.booleans())
+def test_it_settles_on_what_the_engine_does(held: list[int], drops: bool) -> None:
+    """Whatever the hits are, the answer is right after some requests with hits, and stays right."""
+    engine, hits = LastBlock(), 0
+    for blocks in held:
+        predicted = max(0, blocks - engine.dropped) * BLOCK
+        true = max(0, blocks - drops) * BLOCK
+        hits += bool(predicted or true)
+        engine.on_cache_truth(predicted, true, BLOCK)
+        assert engine.dropped is (drops and hits >= LEAST)
+
+
+def test_memory_is_bounded() -> None:
+    """A million requests leave a few numbers."""
+    assert len(after((320, 320), times=100)._off) == WINDOW
