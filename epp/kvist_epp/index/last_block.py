@@ -2,8 +2,8 @@
 
 vLLM shortens a hit by its last block if it drafts tokens with EAGLE or MTP: the draft model needs the hidden
 states before the first new token (``FullAttentionManager.find_longest_cache_hit``, "eagle"). By its source,
-0.33 does so only with a KV connector. Neither events nor metrics say that an engine is one of them, but its hits
-do: requests are short of what the index holds by exactly one block. Where engines are restarted without
+0.33 does so only with a KV connector. Neither events nor metrics say that an engine is one of them, but its
+hits do: requests are short of what the index holds by exactly one block. Where engines are restarted without
 drafts, hits are longer than predicted by exactly one block.
 """
 
