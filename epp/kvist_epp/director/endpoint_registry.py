@@ -134,8 +134,7 @@ class EndpointRegistry(RequestListener):
             state.member.block_size = sample.block_size
         tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
-        waiting = tracker.not_looked_up(key, sample.waiting, asked_at=scrape.asked_at)
-        unsettled = sum(request.indexed_on_gpu for request in waiting)
+        unsettled = tracker.unsettled_hits(key, sample.running, sample.waiting, asked_at=scrape.asked_at)
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now, unsettled=unsettled)
         state.load.tier_rates = scrape.tier_speed.rates
         state.load.transfer_rate = scrape.transfer_rate.rate
@@ -223,6 +222,7 @@ class EndpointRegistry(RequestListener):
         request.saving_counted = True
         if request.index_compared:
             if state.on_cache_truth(request.indexed_on_gpu, cached, now):
+                self.director.lookup.drops_last_block = True
                 logger.info("endpoint %s (%s) %s", state.endpoint.key, name, state.last_block)
             for medium, tokens in (request.indexed_lower or {}).items():
                 if medium in request.skipped_media:

@@ -31,11 +31,11 @@ class EndpointState(Candidate):
     def on_cache_truth(self, predicted: int, cached: int, now: float) -> bool:
         """Compare the tokens that the index holds of a request on the GPU with those that its engine had;
         return whether it is known since now that the engine computes last blocks again, or that it does
-        not: predictions before that are not comparable."""
-        changed = self.last_block.on_cache_truth(predicted, cached, self.member.block_size)
+        not."""
+        changed = self.last_block.on_cache_truth(predicted, cached, self.member.hit_block_size)
         self.member.drops_last_block = self.last_block.dropped  # also of a member that was made anew
-        if changed:
-            self.accuracy.on_engine_restart()
+        if changed and self.last_block.changes == 1:
+            self.accuracy.on_engine_restart()  # the errors so far are explained
         else:
             self.accuracy.on_cache_truth(predicted, cached, now)
         return changed

@@ -18,7 +18,8 @@ from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
 from kvist_epp.flowcontrol.priorities import engine_priority, tenant
 from kvist_epp.index.byte_index import Root
-from kvist_epp.index.lookup import CachedPart, Found, Lookup
+from kvist_epp.index.cached_part import CachedPart
+from kvist_epp.index.lookup import Found, Lookup
 from kvist_epp.names import (
     DATA_PARALLEL_RANK_HEADER,
     ENGINE_PRIORITY_HEADER,

@@ -9,6 +9,7 @@ prompt ``"You are a helpful assistant. Hi"`` is compared with the chain once, an
 blocks on A, two on B.
 
 - ``lookup``: how much of a prompt each endpoint has cached, from the index or the routing history.
+- ``cached_part``: the cached part of a prompt on one endpoint, and what changes it.
 - ``byte_index``: the index, the interface to the byte tree.
 - ``tree``: the parts of the byte tree.
 - ``snapshot``: a publisher's part of the index as plain data, and back.

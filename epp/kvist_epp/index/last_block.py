@@ -2,9 +2,9 @@
 
 vLLM shortens a hit by its last block if it drafts tokens with EAGLE or MTP: the draft model needs the hidden
 states before the first new token (``FullAttentionManager.find_longest_cache_hit``, "eagle"). By its source,
-0.33 does so only with a KV connector. Neither events nor metrics say that an engine is one of them, but its
-hits do: requests are short of what the index holds by exactly one block. Where engines are restarted without
-drafts, hits are longer than predicted by exactly one block.
+0.33 does so with a KV connector or ``disable_lookahead_block_hashes``. Neither events nor metrics say that an
+engine is one of them, but its hits do: requests are short of what the index holds by exactly one block. Where
+an engine is restarted without drafts, hits are longer than predicted by exactly one block.
 """
 
 from collections import deque
@@ -19,13 +19,15 @@ SHARE: Final = 0.8
 
 
 class LastBlock:
-    """What one engine does with the last block of its hits."""
+    """Knows whether one engine computes the last block of its hits again."""
 
     def __init__(self) -> None:
         self.dropped = False
         """Whether the engine computes it again."""
-        self._off: deque[int] = deque(maxlen=WINDOW)
-        """Predicted minus true tokens."""
+        self.changes = 0
+        """How often that has changed."""
+        self._seen: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        """Predicted minus true tokens, and true ones."""
 
     def __str__(self) -> str:
         how = "computes" if self.dropped else "no longer computes"
@@ -36,11 +38,13 @@ class LastBlock:
         that it had; return whether something else is known of it now."""
         if not (predicted or true):
             return False  # no hit, no last block
-        off = self._off
-        off.append(predicted - true)
-        short = -block_size if self.dropped else block_size
-        if len(off) < LEAST or off.count(short) < SHARE * len(off):
+        seen, short = self._seen, -block_size if self.dropped else block_size
+        seen.append((predicted - true, true))
+        off = [true for difference, true in seen if difference == short]
+        # An engine that never has anything is wrong by one block, too, where prompts share no more than that.
+        if len(seen) < LEAST or len(off) < SHARE * len(seen) or not any(off):
             return False
         self.dropped = not self.dropped
-        off.clear()
+        self.changes += 1
+        seen.clear()
         return True

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from kvist_epp.index.byte_index import Index, Root
+from kvist_epp.index.cached_part import CachedPart, limited, summed, with_moved, with_storage, without_end
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import MISS, Hit, Matches
 from kvist_epp.index.tree.segment import Segment
@@ -23,25 +24,6 @@ PLACE_BYTES: Final = 64
 """Bytes before the end of a routed prefix that, with their position, tell one prefix from another."""
 RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
-
-
-class CachedPart(msgspec.Struct, frozen=True, gc=False):
-    """Cached part of one request's prompts on one endpoint; a ``scheduling.cost.CachedPrefix``."""
-
-    tokens: int
-    bytes: int
-    lower: Mapping[str, int]
-    indexed: int
-    """Tokens by the index alone, trusted or not: compared with the engine's true cache hits."""
-    rank: int | None = None
-    """Data-parallel rank that holds them; None: any."""
-    elsewhere: Mapping[str, int] | None = None
-    """Of ``indexed``: those on slower media, where that differs from ``lower``."""
-
-    @property
-    def indexed_lower(self) -> Mapping[str, int] | None:
-        """Tokens of ``indexed`` that are on slower media, by medium; None: none are."""
-        return (self.lower if self.elsewhere is None else self.elsewhere) or None
 
 
 @dataclass(slots=True)
@@ -57,10 +39,13 @@ class Member:
     """Name of the storage that its engine shares with others; None: it shares none."""
     drops_last_block: bool = False
     """Its engine computes the last block of each hit again (``last_block``)."""
+    event_block_size: int = 0
+    """Tokens of a block in its engine's events, as the last hit has shown; 0: none has."""
 
-    def usable(self, hit: Hit) -> Hit:
-        """Return what the engine uses of what it holds."""
-        return without_end(hit, self.block_size) if self.drops_last_block else hit
+    @property
+    def hit_block_size(self) -> int:
+        """Tokens of a block of its hits."""
+        return self.event_block_size or self.block_size
 
 
 class Found(msgspec.Struct):
@@ -101,6 +86,8 @@ class Lookup:
         """Numbers in the index of the storages that engines share, by name, once they hold blocks."""
         self.chunks: Mapping[str, int] = {}
         """Tokens of the blocks of those storages that are servers of LMCache, by name."""
+        self.drops_last_block = False
+        """Some endpoint's engine computes the last block of each hit again."""
         self._sharers: dict[str, set[str]] = {}
         """Endpoints by the storage that they share."""
         self._owners: dict[int, str] = {}
@@ -138,14 +125,16 @@ class Lookup:
         member = self.members.get(key)
         if member is None:
             return hit
-        hit = member.usable(hit)
-        if member.storage is None or (number := self.storages.get(member.storage)) is None:
+        if matches.groups:
+            member.event_block_size = matches.groups[0][4].tree.block_size
+        if member.storage is not None and (number := self.storages.get(member.storage)) is not None:
+            shared, medium = self._shared(member.storage, number, matches)
+            if shared.tokens > hit.tokens:
+                hit = Hit(shared.tokens, shared.bytes, {**hit.lower, medium: shared.tokens - hit.tokens})
+        if not member.drops_last_block:
             return hit
-        shared, medium = self._shared(member.storage, number, matches)
-        shared = member.usable(shared)
-        if shared.tokens <= hit.tokens:
-            return hit
-        return Hit(shared.tokens, shared.bytes, {**hit.lower, medium: shared.tokens - hit.tokens})
+        left = max(0, hit.tokens - member.hit_block_size)
+        return Hit(left, hit.bytes * left // max(1, hit.tokens), limited(hit.lower, left))
 
     def _shared(self, name: str, number: int, matches: Matches) -> tuple[Hit, str]:
         """Return what a storage holds of a prompt, and its medium. LMCache gives whole blocks of its own."""
@@ -198,6 +187,8 @@ class Lookup:
                 self._add_storage(found.hits, matches)
             if self._index.tiers_evict:
                 self._read_again(found.hits, matches)
+            if self.drops_last_block:
+                self._drop_last_blocks(found.hits)
         return found
 
     def _add_storage(self, hits: dict[str, CachedPart], matches: Matches) -> None:
@@ -206,15 +197,15 @@ class Lookup:
             (shared, medium), keys = self._shared(name, number, matches), self._sharers.get(name, ())
             if not shared.tokens:
                 continue
+            alone = CachedPart(shared.tokens, shared.bytes, {medium: shared.tokens}, shared.tokens)
             for key in keys:
-                part, member = hits.get(key), self.members[key]
-                if not member.precise or not (usable := member.usable(shared)).tokens:
+                part = hits.get(key)
+                if not self.members[key].precise:
                     continue
                 if part is None:
-                    lower = {medium: usable.tokens}
-                    hits[key] = CachedPart(usable.tokens, usable.bytes, lower, usable.tokens)
-                elif part.tokens < usable.tokens or part.indexed < usable.tokens:
-                    hits[key] = _with_storage(part, usable, medium)
+                    hits[key] = alone
+                elif part.tokens < shared.tokens or part.indexed < shared.tokens:
+                    hits[key] = with_storage(part, shared, medium)
 
     def _read_again(self, hits: dict[str, CachedPart], matches: Matches) -> None:
         """Move what host memory removes to make room for the rest of the prompt, which is read from storage,
@@ -234,7 +225,23 @@ class Lookup:
                 continue
             above, limit = part.indexed - lower[medium], lower[HOST_MEDIUM]
             if tokens := self._index.next_evicted(publisher, HOST_MEDIUM, end, above, limit):
-                hits[key] = _with_moved(part, HOST_MEDIUM, medium, tokens)
+                hits[key] = with_moved(part, HOST_MEDIUM, medium, tokens)
+
+    def _drop_last_blocks(self, hits: dict[str, CachedPart]) -> None:
+        """Shorten the hits of engines that compute their last blocks again."""
+        before: tuple[int, int] | None = None
+        shorter: CachedPart | None = None
+        for key, part in list(hits.items()):
+            member = self.members[key]
+            if not member.drops_last_block:
+                continue
+            case = (id(part), member.hit_block_size)
+            if case != before:  # of a popular prompt, hundreds hold the same
+                before, shorter = case, without_end(part, member.hit_block_size)
+            if shorter is None:
+                del hits[key]
+            else:
+                hits[key] = shorter
 
     def _add_hits(
         self,
@@ -276,46 +283,8 @@ class Lookup:
         return {key: _best_rank(members[key], matches) for key in keys}
 
 
-def without_end(hit: Hit, tokens: int) -> Hit:
-    """Return a hit without its last ``tokens``, of those on the GPU as long as there are enough: what follows
-    them is loaded all the same, from one block earlier on."""
-    left = hit.tokens - tokens
-    if left <= 0:
-        return MISS
-    lower = hit.lower
-    if left < (loaded := sum(lower.values())):
-        medium = max(lower, key=lower.__getitem__)
-        lower = {**lower, medium: max(0, lower[medium] - (loaded - left))}
-    return Hit(left, hit.bytes * left // hit.tokens, lower)
-
-
 _NO_BLOCKS: Final[Mapping[str, tuple[Hit, int | None]]] = MappingProxyType({})
 _NO_BLOCK: Final[tuple[Hit, int | None]] = (MISS, None)
-
-
-def _with_storage(part: CachedPart, shared: Hit, medium: str) -> CachedPart:
-    """Return what an endpoint holds with what follows it in shared storage."""
-    tokens, lower, indexed, elsewhere = part.tokens, part.lower, part.indexed, part.indexed_lower or {}
-    if tokens < shared.tokens:
-        tokens, lower = shared.tokens, {**lower, medium: shared.tokens - tokens}
-    if indexed < shared.tokens:
-        indexed, elsewhere = shared.tokens, {**elsewhere, medium: shared.tokens - indexed}
-    return CachedPart(tokens, max(part.bytes, shared.bytes), lower, indexed, part.rank, elsewhere)
-
-
-def _with_moved(part: CachedPart, source: str, target: str, tokens: int) -> CachedPart:
-    """Return what an endpoint holds with some tokens of one medium counted as another's."""
-    lower, elsewhere = _moved(part.lower, source, target, tokens), part.elsewhere
-    if elsewhere is not None:
-        elsewhere = _moved(elsewhere, source, target, tokens)
-    return CachedPart(part.tokens, part.bytes, lower, part.indexed, part.rank, elsewhere)
-
-
-def _moved(lower: Mapping[str, int], source: str, target: str, tokens: int) -> Mapping[str, int]:
-    """Return the tokens by medium with some of one moved to another; unchanged where there are fewer, since
-    what was sent there just now is on its way to the GPU."""
-    moved = {**lower, source: lower.get(source, 0) - tokens, target: lower.get(target, 0) + tokens}
-    return lower if moved[source] < 0 else {medium: count for medium, count in moved.items() if count}
 
 
 def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:
@@ -335,8 +304,6 @@ def _cached_part(
     if member.precise and routed <= hit.bytes:
         return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
     tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
-    if member.drops_last_block and tokens:
-        tokens -= member.block_size
     if member.precise and tokens <= hit.tokens:
         return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
     # what was sent there just now is on its way to the GPU, whatever tier holds it
@@ -348,13 +315,13 @@ def _cached_part(
 def _best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
     """The best hit among the ranks; a rank is named only where it matters."""
     if len(member.publishers) == 1:
-        return member.usable(matches.of(member.publishers[0])), None
+        return matches.of(member.publishers[0]), None
     best, rank = MISS, None
     for number, publisher in enumerate(member.publishers):
         hit = matches.of(publisher)
         if hit.tokens > best.tokens:
             best, rank = hit, number
-    return member.usable(best), rank
+    return best, rank
 
 
 def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: Matches | None) -> int:
@@ -372,19 +339,4 @@ def _add(found: Found, further: Found) -> None:
     found.tokens += further.tokens
     found.matches += further.matches
     for key, holding in further.hits.items():
-        found.hits[key] = _sum(found.hits[key], holding) if key in found.hits else holding
-
-
-def _sum(one: CachedPart, other: CachedPart) -> CachedPart:
-    return CachedPart(
-        one.tokens + other.tokens,
-        one.bytes + other.bytes,
-        _joined(one.lower, other.lower),
-        one.indexed + other.indexed,
-        one.rank,
-        _joined(one.indexed_lower or {}, other.indexed_lower or {}),
-    )
-
-
-def _joined(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {medium: one.get(medium, 0) + other.get(medium, 0) for medium in {*one, *other}}
+        found.hits[key] = summed(found.hits[key], holding) if key in found.hits else holding

@@ -88,6 +88,8 @@ class PublisherFeed:
         self._replay = _Replay(io, publisher.replay or "", self)
         self._socket: EventSocket | None = None
         self._settled = self._closed = False
+        self._reported: set[str] = set()
+        """Kinds of bugs that were logged."""
         self._messages_at_check = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -232,7 +234,7 @@ class PublisherFeed:
         while True:
             for seen in self._batch:
                 if seen is not None:
-                    self._observe(seen)
+                    self._pass_on(seen)
                 if perf_counter() >= deadline:
                     return True
             self.between_steps, self.position = True, self._applying
@@ -244,33 +246,42 @@ class PublisherFeed:
             self._start_step(self._steps.popleft())
 
     def _start_step(self, step: Step | _Retry) -> None:
-        name = self._publisher.name
+        name, ingestor = self._publisher.name, self._ingestor
         self.between_steps = False
         if isinstance(step, Apply):
             self._applying = Position(step.seq + 1, step.payload[:MARK_BYTES])
-            try:
-                batch = self._ingestor.decode(step.payload)
-                self._batch = self._guarded(self._ingestor.apply_in_steps(name, batch))
-            except EventError:
-                self.stats.garbage += 1
-                self._ingestor.forget(name)  # the batch may have contained removals
+            self._batch = self._guarded(lambda: ingestor.apply_in_steps(name, ingestor.decode(step.payload)))
         elif isinstance(step, Forget):
             self._applying = None
             self.stats.restarts += step.restarted
             self._ingestor.forget(name)
         elif isinstance(step, _Retry):
-            self._batch = self._guarded(self._ingestor.retry_quarantined(name))
+            self._batch = self._guarded(lambda: ingestor.retry_quarantined(name))
 
-    def _guarded(self, batch: Iterator[Observation | None]) -> Iterator[Observation | None]:
-        """Yield from a batch; a bug in it has the effect of a message that cannot be read
+    def _guarded(self, begin: Callable[[], Iterator[Observation | None]]) -> Iterator[Observation | None]:
+        """Yield from a batch. One that cannot be read may have contained removals, and one that a bug stops
+        is not applied whole: in both cases all blocks of the publisher are forgotten
         (``docs/decisions/0006``)."""
-        name = self._publisher.name
         try:
-            yield from batch
+            yield from begin()
         except Exception as error:  # noqa: BLE001  the other publishers must not be affected
-            _log.error("events of %s were not applied: %s", name, traceback_without_text(error))
+            if not isinstance(error, EventError):
+                self._report("events of %s were not applied: %s", error)
             self.stats.garbage += 1
-            self._ingestor.forget(name)
+            self._ingestor.forget(self._publisher.name)
+
+    def _pass_on(self, seen: Observation) -> None:
+        """Pass on what an event reveals about a request; a bug there must not stop the events."""
+        try:
+            self._observe(seen)
+        except Exception as error:  # noqa: BLE001  as above
+            self._report("what events of %s say of requests was not used: %s", error)
+
+    def _report(self, text: str, error: Exception) -> None:
+        """Log a bug; one of each kind, since every message may meet it again."""
+        if text not in self._reported:
+            self._reported.add(text)
+            _log.error(text, self._publisher.name, traceback_without_text(error))
 
 
 class _Replay:

@@ -150,12 +150,19 @@ class LoadTracker(RequestBooks):
         self._on_capacity()
         return [request for request in ended if not request.origin]
 
-    def not_looked_up(self, endpoint: str, waiting: int, *, asked_at: float) -> list[InFlightRequest]:
-        """Return this replica's requests that an engine may not have looked up in its cache when it was
-        asked, at ``asked_at``, and had ``waiting`` requests: the newest, and those that were on their way."""
-        sent = sorted(self.load(endpoint).attempts, key=routed_at)
-        settled = len([one for one in sent if one.routed_at <= asked_at - self._grace])
-        return [one.request for one in sent[max(0, settled - waiting) :] if not one.request.origin]
+    def unsettled_hits(self, endpoint: str, running: int, waiting: int, *, asked_at: float) -> int:
+        """Return the most tokens that the index had of those requests of this replica that an engine may not
+        have looked up in its cache, when it was asked at ``asked_at`` and had so many requests.
+
+        These are the requests on their way, those that wait, and those that came during the present step,
+        which vLLM counts at its end. Which ones wait is not known: the largest hits are taken.
+        """
+        sent = list(self.load(endpoint).attempts)
+        arrived = [one for one in sent if one.routed_at <= asked_at - self._grace]
+        late = [one for one in sent if one.routed_at > asked_at - self._grace]
+        hits = sorted((one.request.indexed_on_gpu for one in arrived if not one.request.origin), reverse=True)
+        unseen = max(waiting, len(arrived) - running, 0)
+        return sum(hits[:unseen]) + sum(one.request.indexed_on_gpu for one in late if not one.request.origin)
 
     def calibrate(
         self,

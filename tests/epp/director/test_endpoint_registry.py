@@ -133,6 +133,7 @@ async def test_a_request_that_waits_in_the_engine_makes_no_index_wrong(
 
     for sample, precise in (
         (EngineSample(waiting=1, queries=30_000.0), True),
+        (EngineSample(running=0, queries=30_000.0), True),  # in a step that has not ended
         (EngineSample(running=1, queries=30_000.0), False),
     ):
         state.sample, state.asked_at = sample, parts.clock() + 5.0

@@ -42,7 +42,7 @@ def test_a_few_exact_hits_among_many_short_ones_change_nothing() -> None:
 
 
 def test_an_engine_without_drafts_is_recognised_after_its_restart() -> None:
-    """Its hits are longer by a block than predicted with what was known of it."""
+    """Hits that are longer by a block than predicted undo what was known of the engine."""
     engine = after((320, 288), times=LEAST)
     changed = [engine.on_cache_truth(288, 320, BLOCK) for _ in range(LEAST)]
 
@@ -51,7 +51,13 @@ def test_an_engine_without_drafts_is_recognised_after_its_restart() -> None:
     assert str(engine).startswith("no longer computes")
 
 
-@given(st.lists(st.integers(0, 40), min_size=60), st.booleans())
+def test_an_engine_that_never_has_anything_is_not_one_of_them() -> None:
+    """An index that is wrong is wrong by one block, too, where prompts share just one."""
+    assert not after((32, 0), times=50).dropped
+    assert after((32, 0), (32, 0), (32, 0), (32, 0), (64, 32)).dropped
+
+
+@given(st.lists(st.just(0) | st.integers(2, 40), min_size=60), st.booleans())
 def test_it_settles_on_what_the_engine_does(held: list[int], drops: bool) -> None:
     """Whatever the hits are, the answer is right after some requests with hits, and stays right."""
     engine, hits = LastBlock(), 0
@@ -65,4 +71,4 @@ def test_it_settles_on_what_the_engine_does(held: list[int], drops: bool) -> Non
 
 def test_memory_is_bounded() -> None:
     """A million requests leave a few numbers."""
-    assert len(after((320, 320), times=100)._off) == WINDOW
+    assert len(after((320, 320), times=100)._seen) == WINDOW

@@ -1,7 +1,9 @@
+import pytest
 from tests.epp.parts import BLOCK
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Lookup, Member, without_end
+from kvist_epp.index.cached_part import CachedPart, without_end
+from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import Hit
 
@@ -71,8 +73,9 @@ def test_approximate_members_answer_from_the_history_alone() -> None:
 
 
 def test_the_last_block_of_a_hit_does_not_count_where_it_is_computed_again() -> None:
-    """Of blocks that events have named, of prompts on their way, and in approximate mode."""
+    """Blocks that events have named, prompts on their way, and approximate mode are alike in this."""
     some = lookup(3, 1, 0, 9)
+    some.drops_last_block = True
     for member in some.members.values():
         member.drops_last_block = True
     some.members["e3"].precise = False
@@ -87,14 +90,71 @@ def test_the_last_block_of_a_hit_does_not_count_where_it_is_computed_again() -> 
     }
 
 
-def test_slower_tiers_still_follow_a_hit_without_its_last_block() -> None:
-    """The GPU's last block is computed or loaded again; a hit that is all loaded is loaded but for its last
-    block."""
-    both, loaded = Hit(160, 640, {"CPU": 64, "SHARED": 32}), Hit(64, 256, {"CPU": 64})
+def test_engines_that_compute_last_blocks_again_change_nothing_for_others() -> None:
+    """Endpoints that were sent the same prompt are alike otherwise, in whatever order they come."""
+    for drops in ("e0", "e1"):
+        some = lookup(0, 0)
+        some.drops_last_block = some.members[drops].drops_last_block = True
+        for key in some.members:
+            some._history.note(key, ROOT, TEXT[: 10 * PIECE])
+        hits = some.look(ROOT, [TEXT]).hits
+        assert {key: hit.tokens // BLOCK for key, hit in hits.items()} == {"e0": 10, "e1": 10} | {drops: 9}
 
-    assert without_end(both, BLOCK) == Hit(160 - BLOCK, 640 - PIECE, {"CPU": 64, "SHARED": 32})
-    assert without_end(loaded, BLOCK) == Hit(64 - BLOCK, 256 - PIECE, {"CPU": 64 - BLOCK})
-    assert without_end(Hit(BLOCK, PIECE), BLOCK) == without_end(Hit(), BLOCK) == Hit()
+
+def test_a_hit_is_shortened_by_a_block_of_its_events() -> None:
+    """The engine's metrics may name another size: that of other groups, or of one rank."""
+    some = lookup(3)
+    member, matches = some.members["e0"], some.look(ROOT, [TEXT]).matches[0]
+    some.drops_last_block = member.drops_last_block = True
+    member.block_size = BLOCK // 2
+    raw = matches.of(member.publishers[0])
+
+    assert some.usable("e0", matches, raw) == Hit(2 * BLOCK, 2 * PIECE)
+    assert some.look(ROOT, [TEXT]).hits["e0"].tokens == 2 * BLOCK
+    assert some.usable("unknown", matches, raw) == raw
+
+
+def test_the_last_block_in_shared_storage_does_not_count_either() -> None:
+    """A hit that goes on in storage ends a block earlier there, whether it is asked for one endpoint or all;
+    so does that of the best of several ranks."""
+    some = lookup(1, 5)
+    some.drops_last_block = some.members["e0"].drops_last_block = True
+    some.storages = {"disk": some.members["e1"].publishers[0]}
+    some.join_storage("e0", "disk")
+    found = some.look(ROOT, [TEXT])
+    part, raw = found.hits["e0"], found.matches[0].of(some.members["e0"].publishers[0])
+
+    assert (part.tokens, part.indexed, part.lower) == (4 * BLOCK, 4 * BLOCK, {"SHARED": 4 * BLOCK})
+    assert some.usable("e0", found.matches[0], raw) == Hit(4 * BLOCK, 4 * PIECE, {"SHARED": 4 * BLOCK})
+    some.part_from_storage("e0")
+    some.members["e0"].publishers += some.members["e1"].publishers
+    part = some.look(ROOT, [TEXT]).hits["e0"]
+    assert (part.tokens, part.rank) == (4 * BLOCK, 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "left"),
+    [
+        ({"CPU": 64, "SHARED": 32}, {"CPU": 64, "SHARED": 32}),  # the GPU's part is a block shorter
+        ({"CPU": 128, "SHARED": 32}, {"CPU": 128, "SHARED": 16}),
+        ({"SHARED": 160}, {"SHARED": 144}),
+        ({"CPU": 152, "SHARED": 8}, {"CPU": 144}),
+    ],
+)
+def test_slower_tiers_still_follow_a_hit_without_its_last_block(
+    held: dict[str, int], left: dict[str, int]
+) -> None:
+    """The GPU's last block is loaded again; a hit that is all loaded ends a block earlier, in storage
+    first."""
+    part = CachedPart(160, 640, held, 160)
+
+    assert without_end(part, 16) == CachedPart(144, 576, left, 144)
+
+
+def test_nothing_is_left_of_a_hit_of_one_block() -> None:
+    """An endpoint that would compute all of it holds nothing of the prompt."""
+    assert without_end(CachedPart(16, 64, {}, 16), 16) is None
+    assert without_end(CachedPart(0, 64, {}, 32), 16) == CachedPart(0, 0, {}, 16)
 
 
 def test_several_prompts_add_up() -> None:

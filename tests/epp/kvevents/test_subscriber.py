@@ -220,6 +220,27 @@ async def test_a_bug_in_a_batch_costs_its_publisher_what_it_held(
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_a_bug_in_what_follows_from_events_stops_none_of_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The observer and the decoder may raise for every message: it is logged once, and on it goes."""
+    async with publishing() as engine, following(engine) as follower:
+        with monkeypatch.context() as broken:
+            feed = follower.subscriber.feed("ns/pod/0")
+            broken.setattr(feed, "_observe", lambda _: 1 // 0)
+            engine.publish(batch(chain(0)))
+            engine.publish(batch(chain(2)))
+            await until(lambda: follower.tokens() == 16)
+            broken.setattr(follower.ingestor, "decode", lambda _: 1 // 0)
+            engine.publish(batch(chain(4)))
+            await until(lambda: follower.stats().garbage)
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+
+    assert caplog.text.count("say of requests was not used") == 1
+    assert caplog.text.count("were not applied") == 1
+
+
 async def test_without_replay_a_gap_resets() -> None:
     """No replay endpoint configured: warm at once, and a hole costs what was known."""
     async with publishing() as engine, following(engine, replay=False) as follower:

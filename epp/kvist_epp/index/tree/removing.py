@@ -16,10 +16,8 @@ def remove(forest: Forest, who: Presence, hashes: Sequence[int], medium: str) ->
         if nodes.get(hashes[at]) is not segment:
             if segment is not None:
                 known += forest.unhold(who, segment, mask, medium)
-            segment, mask = (
-                nodes.get(hashes[at]),
-                0,
-            )  # again: its last child may have left, and with it this one
+            # Asked again: with its last child, the block itself may have left just now.
+            segment, mask = nodes.get(hashes[at]), 0
         if segment is None:
             at += 1
             continue
