@@ -63,6 +63,7 @@ def without_end(part: CachedPart, tokens: int) -> CachedPart | None:
 
 
 def summed(one: CachedPart, other: CachedPart) -> CachedPart:
+    """Return what an endpoint holds of two prompts of one request."""
     return CachedPart(
         one.tokens + other.tokens,
         one.bytes + other.bytes,

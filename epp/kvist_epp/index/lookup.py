@@ -125,8 +125,9 @@ class Lookup:
         member = self.members.get(key)
         if member is None:
             return hit
-        if matches.groups:
-            member.event_block_size = matches.groups[0][4].tree.block_size
+        for publisher in member.publishers:
+            if (end := matches.end(publisher)) is not None:
+                member.event_block_size = end[0].tree.block_size
         if member.storage is not None and (number := self.storages.get(member.storage)) is not None:
             shared, medium = self._shared(member.storage, number, matches)
             if shared.tokens > hit.tokens:
