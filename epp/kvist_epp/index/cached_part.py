@@ -54,10 +54,10 @@ def without_end(part: CachedPart, tokens: int) -> CachedPart | None:
     left, indexed = max(0, part.tokens - tokens), max(0, part.indexed - tokens)
     if not (left or indexed):
         return None
-    lower = limited(part.lower, left)
-    elsewhere = None if part.elsewhere is None else limited(part.elsewhere, indexed)
+    lower = _limited(part.lower, left)
+    elsewhere = None if part.elsewhere is None else _limited(part.elsewhere, indexed)
     if elsewhere is None and part.lower and left != indexed:
-        elsewhere = limited(part.lower, indexed)
+        elsewhere = _limited(part.lower, indexed)
     size = part.bytes * left // max(1, part.tokens)
     return CachedPart(left, size, lower, indexed, part.rank, elsewhere)
 
@@ -74,7 +74,7 @@ def summed(one: CachedPart, other: CachedPart) -> CachedPart:
     )
 
 
-def limited(lower: Mapping[str, int], tokens: int) -> Mapping[str, int]:
+def _limited(lower: Mapping[str, int], tokens: int) -> Mapping[str, int]:
     """Return the tokens by medium, at most ``tokens`` in all; what is too much is taken from storage first,
     where hits that go through host memory end."""
     excess = sum(lower.values()) - tokens

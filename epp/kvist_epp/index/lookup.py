@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kvist_epp.index.byte_index import Index, Root
-from kvist_epp.index.cached_part import CachedPart, limited, summed, with_moved, with_storage, without_end
+from kvist_epp.index.cached_part import CachedPart, summed, with_moved, with_storage, without_end
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import MISS, Hit, Matches
 from kvist_epp.index.tree.segment import Segment
@@ -121,21 +121,20 @@ class Lookup:
 
     def usable(self, key: str, matches: Matches, hit: Hit) -> Hit:
         """Return what an endpoint uses of what it holds itself, with what follows it in the storage that it
-        shares."""
+        shares. Notes how large the blocks of its hits are."""
         member = self.members.get(key)
         if member is None:
             return hit
         for publisher in member.publishers:
             if (end := matches.end(publisher)) is not None:
                 member.event_block_size = end[0].tree.block_size
+        part = CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens)
         if member.storage is not None and (number := self.storages.get(member.storage)) is not None:
             shared, medium = self._shared(member.storage, number, matches)
             if shared.tokens > hit.tokens:
-                hit = Hit(shared.tokens, shared.bytes, {**hit.lower, medium: shared.tokens - hit.tokens})
-        if not member.drops_last_block:
-            return hit
-        left = max(0, hit.tokens - member.hit_block_size)
-        return Hit(left, hit.bytes * left // max(1, hit.tokens), limited(hit.lower, left))
+                part = with_storage(part, shared, medium)
+        used = without_end(part, member.hit_block_size) if member.drops_last_block else part
+        return MISS if used is None else Hit(used.tokens, used.bytes, used.lower)
 
     def _shared(self, name: str, number: int, matches: Matches) -> tuple[Hit, str]:
         """Return what a storage holds of a prompt, and its medium. LMCache gives whole blocks of its own."""

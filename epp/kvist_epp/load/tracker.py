@@ -9,6 +9,7 @@ through the picker.
 """
 
 from collections.abc import Hashable
+from heapq import nlargest
 from math import inf
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
@@ -157,12 +158,12 @@ class LoadTracker(RequestBooks):
         These are the requests on their way, those that wait, and those that came during the present step,
         which vLLM counts at its end. Which ones wait is not known: the largest hits are taken.
         """
-        sent = list(self.load(endpoint).attempts)
-        arrived = [one for one in sent if one.routed_at <= asked_at - self._grace]
-        late = [one for one in sent if one.routed_at > asked_at - self._grace]
-        hits = sorted((one.request.indexed_on_gpu for one in arrived if not one.request.origin), reverse=True)
-        unseen = max(waiting, len(arrived) - running, 0)
-        return sum(hits[:unseen]) + sum(one.request.indexed_on_gpu for one in late if not one.request.origin)
+        attempts, reached = self.load(endpoint).attempts, asked_at - self._grace
+        arrived = sum(one.routed_at <= reached for one in attempts)
+        own = [one for one in attempts if not one.request.origin]
+        late = sum(one.request.indexed_on_gpu for one in own if one.routed_at > reached)
+        hits = (one.request.indexed_on_gpu for one in own if one.routed_at <= reached)
+        return late + sum(nlargest(max(waiting, arrived - running), hits))
 
     def calibrate(
         self,

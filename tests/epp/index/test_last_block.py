@@ -70,5 +70,5 @@ def test_it_settles_on_what_the_engine_does(held: list[int], drops: bool) -> Non
 
 
 def test_memory_is_bounded() -> None:
-    """A million requests leave a few numbers."""
+    """A hundred requests leave as many numbers as a few."""
     assert len(after((320, 320), times=100)._seen) == WINDOW

@@ -118,6 +118,11 @@ def held_on(who: Presence, segment: Segment, medium: str) -> int:
     return 0 if holders is None else holders.mask(who.bit, len(segment.hashes))
 
 
+def _child(segment: Segment, at: int) -> Segment:
+    """Return a new segment for what follows the block at ``at``, not attached yet."""
+    return Segment(segment.tree, segment, at, segment.base + at + 1)
+
+
 class Forest:
     """All trees and the names of their blocks."""
 
@@ -224,7 +229,7 @@ class Forest:
 
     def add_child(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
         """New blocks in a segment of their own, after the block at ``at``."""
-        new = Segment(segment.tree, segment, at, segment.base + at + 1)
+        new = _child(segment, at)
         self.append(new, names, blocks)
         return new, 0
 
@@ -233,7 +238,7 @@ class Forest:
         ``has_room``, else in a new segment, which becomes a child with its first blocks (``append``)."""
         if self.has_room(segment, at):
             return segment, at + 1
-        return Segment(segment.tree, segment, at, segment.base + at + 1), 0
+        return _child(segment, at), 0
 
     def append(self, segment: Segment, names: tuple[int, ...], blocks: Sequence[bytes]) -> None:
         """Add blocks to the end of a segment; one that had none becomes a child of its parent."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -151,10 +151,6 @@ class Segment:
         if mine[:count] != theirs:
             count = next(n for n, (one, other) in enumerate(zip(mine, theirs, strict=False)) if one != other)
         return ONES[count] << at + 1 - count, count
-
-    def hides(self, names: Iterable[int]) -> bool:
-        """Whether one of these names, unknown to the mapping, is a block's here all the same."""
-        return self.shadowed and not set(names).isdisjoint(self.hashes)
 
     def held(self, bit: int) -> int:
         """Mask of the blocks that one holder holds on any medium."""

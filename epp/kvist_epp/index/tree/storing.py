@@ -74,10 +74,8 @@ class Storing:
             return False
         segment, low = forest.place_after(self.segment, self.at)
         names = self.hashes[self.done : self.done + SEGMENT_BLOCKS - low]
-        # Not even as names that most publishers use for other blocks: no segment may have one twice.
-        if not self._distinct(names) or not set(names).isdisjoint(self.segment.hashes):
-            return False
-        if not forest.nodes.claim_all(names, segment):
+        # The segment's own names may be hidden (``shadowed``), so that the mapping does not have them.
+        if not self._distinct(names, self.segment.hashes) or not forest.nodes.claim_all(names, segment):
             return False
         forest.append(segment, names, self.blocks[self.done : self.done + len(names)])
         if segment.alias and who in segment.alias:
@@ -107,10 +105,13 @@ class Storing:
         """Whether no block has one of these names, for the publisher or for the others."""
         return self._distinct(names) and not self.forest.nodes.any_of(names)
 
-    def _distinct(self, names: tuple[int, ...]) -> bool:
-        """Whether these names differ, and from those that mean other blocks to this publisher alone."""
-        own = self.who.own
-        return len(set(names)) == len(names) and not (own and not own.keys().isdisjoint(names))
+    def _distinct(self, names: tuple[int, ...], others: tuple[int, ...] = ()) -> bool:
+        """Whether these names differ, also from ``others`` and from those that mean other blocks to this
+        publisher alone."""
+        own, different = self.who.own, set(names)
+        if own and not own.keys().isdisjoint(different):
+            return False
+        return len(different) == len(names) and different.isdisjoint(others)
 
     def _one(self) -> None:
         """Takes one block, whatever its hash meant before and to others."""
