@@ -141,7 +141,10 @@ class EngineState:
     transfer_rate: TransferRateEstimator = field(default_factory=TransferRateEstimator)
     asked_at: float = 0.0
     """Monotonic time at which the last answered scrape was sent."""
-    models_at: float | None = None
+    models_due: float = -inf
+    """Monotonic time from which ``/v1/models`` is asked again."""
+    models_failures: int = 0
+    """Answers in a row from which no models could be read."""
     batch: BatchLimit = field(default_factory=BatchLimit)
 
     @property

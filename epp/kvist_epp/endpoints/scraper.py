@@ -37,6 +37,8 @@ LEAST_INTERVAL: Final = 0.1
 """Seconds between scrapes of one engine that others ask for."""
 GRID_SECONDS: Final = 0.01
 """Scrapes begin at multiples of it, those of several engines at once: the process wakes up less often."""
+MAX_DOUBLINGS: Final = 16
+"""Times that the pause between requests for a list of models that cannot be read is doubled, at most."""
 MAX_WARNINGS: Final = 16
 """Different reasons for missing metrics that are logged."""
 SERVER_ERROR: Final = 500
@@ -71,7 +73,9 @@ class Scraper:
         unreachable, or serves other models, ``on_unmeasured`` when an engine has no metrics (any more).
         ``interval``: seconds between scrapes of one engine; with 0 there
         are none and all engines count as ready; when infinite there are none and the owner calls
-        ``on_answer``. ``failures`` in a row make an engine unreachable. ``key`` guards ``/v1/models``."""
+        ``on_answer``. ``failures`` in a row make an engine unreachable. ``models_interval``: seconds between
+        requests for the list of models, which is asked for at the second scrape if the first had none, and
+        then at twice the pause each time. ``key`` guards that list."""
         self.states: dict[str, EngineState] = {}
         """States by endpoint key. Entries are only replaced, so that a copy is a consistent view."""
         self._on_scrape = on_scrape
@@ -250,16 +254,23 @@ class Scraper:
             return response.status
 
     async def _models(self, state: EngineState, now: float) -> ServedModels:
-        """Return what ``/v1/models`` says if it is due, else what is known."""
-        if state.models_at is not None and now - state.models_at < self._models_interval:
+        """Return what ``/v1/models`` says if it is due, else what is known.
+
+        An engine that guards the list, or has none, is asked less and less often: a thousand of them would
+        cost half a core otherwise.
+        """
+        if now < state.models_due:
             return state.served
         try:
             served = parse_models(await self._get_guarded(state.endpoint, "/v1/models"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             state.models_problem = _cause(error)
+            pause = self._interval * 2.0 ** min(state.models_failures, MAX_DOUBLINGS)
+            state.models_due = now + min(pause, self._models_interval)
+            state.models_failures += 1
             return state.served
-        state.models_problem = ""
-        state.models_at = now
+        state.models_problem, state.models_failures = "", 0
+        state.models_due = now + self._models_interval
         return served
 
     async def _get_guarded(self, endpoint: Endpoint, path: str) -> bytes:
@@ -333,7 +344,7 @@ class Scraper:
         state.problem, state.pages_missed = problem, 0
         if state.failures == self._failures:
             state.state = ScrapeState.UNREACHABLE
-            state.models_at = None
+            state.models_due, state.models_failures = -inf, 0
             endpoint = state.endpoint
             # An engine that is starting is expected not to answer.
             level = logging.INFO if endpoint.refusal else logging.WARNING

@@ -160,6 +160,22 @@ async def test_an_api_key_on_models_does_not_matter(engine: Engine) -> None:
         assert (state.ready, state.models_problem) == (True, problem)
 
 
+async def test_a_list_of_models_that_cannot_be_read_is_requested_less_and_less_often(engine: Engine) -> None:
+    """The pause between requests for models that an engine does not show doubles, and a list that it shows
+    later is taken."""
+    engine.models_status = 401
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: told.scrapes >= 40)
+        assert 1 < engine.asked.count("/v1/models") < 20
+
+        engine.models_status = 200
+        state = scrapes.states["ns/a"]
+        await told.until(lambda: state.served.models == frozenset({"m"}))
+        assert (state.models_problem, state.models_failures) == ("", 0)
+
+
 @pytest.mark.parametrize(
     ("page", "status", "health", "problem"),
     [
