@@ -148,6 +148,12 @@ def bench_rest_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="4 and 100 endpoints, one short window each")
     parser.add_argument("--part", choices=("idle", "few"), help="run only this part (default: both)")
     parser.add_argument(
+        "--engines",
+        choices=("vllm", "no-metrics"),
+        help="kind of engines without requests: vLLM's, or servers without its metrics and a list of models "
+        "(default: both, one after the other)",
+    )
+    parser.add_argument(
         "--baseline", metavar="REV", help="also measure the picker of this git revision, in the same windows"
     )
     parser.add_argument("--profile", action="store_true", help="show where the picker's CPU time goes")

@@ -103,7 +103,7 @@ def test_the_report_at_rest_has_bounds() -> None:
 
     bad = RestReport([Idle(1_000, NOW, 0.16)], [Few(NOW, 100, 3, 0.002, 0.003, 0.004)])
     assert bad.broken() == [
-        "1000 endpoints: 16.0% of a core at rest, more than 15%",
+        "1000 endpoints (vllm): 16.0% of a core at rest, more than 15%",
         "now: 3 requests failed",
     ]
 

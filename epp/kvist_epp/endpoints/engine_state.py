@@ -121,8 +121,10 @@ class EngineState:
     failures: int = 0
     """Failed scrapes in a row."""
     sample: EngineSample = field(default_factory=EngineSample)
+    page_digest: int | None = None
+    """``page_digest`` of the page that ``sample`` was read from."""
     lines: bytes = b""
-    """Lines of the page that ``sample`` was read from."""
+    """Lines of that page that were needed."""
     metrics_problem: str = ""
     """Why the engine has no metrics of vLLM though it answers; empty when it has them."""
     asking: bool = False

@@ -1,36 +1,46 @@
-"""A connection on which one page is requested again and again, for a tenth of the cost of an HTTP client.
+"""A connection on which pages are requested again and again, for a tenth of the cost of an HTTP client.
 
-It understands only what a server of engines usually answers: status 200, no content coding, a length or
-chunks. Anything else is ``None``, and the caller asks with a full client, which also finds the reason.
+It understands only what a server of engines usually answers: no content coding, a length or chunks. Anything
+else is ``None``, and the caller asks with a full client, which also finds the reason.
 """
 
 import asyncio
-from typing import Final, Self, cast
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, Self, cast
 
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_HEAD_BYTES: Final = 65_536
 _HEAD_END: Final = b"\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
+class Page(NamedTuple):
+    """Answer of a server to one request."""
+
+    status: int
+    body: bytes
+
+
 class PageConnection(asyncio.Protocol):
     """Connection to one server, kept open between requests until the server closes it."""
 
-    def __init__(self, hostport: str, path: str, max_bytes: int) -> None:
+    def __init__(self, hostport: str, max_bytes: int) -> None:
         self.odd = False
         """True if an answer was not of the expected kind: a full client has to ask."""
-        self._request = f"GET {path} HTTP/1.1\r\nHost: {hostport}\r\nAccept: */*\r\n\r\n".encode()
+        self._headers = (f"Host: {hostport}", "Accept: */*")
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[bytes | None] | None = None
+        self._answer: asyncio.Future[Page | None] | None = None
         self._data = bytearray()
-        self._begin = self._size = 0
+        self._begin = self._size = self._status = 0
         self._chunked = False
 
     @classmethod
-    async def open(cls, address: str, port: int, hostport: str, path: str, max_bytes: int) -> Self:
+    async def open(cls, address: str, port: int, hostport: str, max_bytes: int) -> Self:
         """Connect. Raises OSError."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: cls(hostport, path, max_bytes), address, port)
+        _, connection = await loop.create_connection(lambda: cls(hostport, max_bytes), address, port)
         return connection
 
     @property
@@ -38,18 +48,25 @@ class PageConnection(asyncio.Protocol):
         """True if the server has not closed it."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def get(self, timeout: float) -> bytes | None:
-        """Return the page; None if the server closed the connection, or if the answer is ``odd``.
+    async def get(self, path: str, timeout: float, headers: Mapping[str, str] = NO_HEADERS) -> Page | None:
+        """Return a page; None if the server closed the connection, or if the answer is ``odd``.
 
         Cancelling it closes the connection: the answer would be taken for the next one. Raises TimeoutError
-        after ``timeout`` seconds.
+        after ``timeout`` seconds, and ValueError for a header of several lines.
         """
         if self._transport is None:
             return None
+        lines = [
+            f"GET {path} HTTP/1.1",
+            *self._headers,
+            *(f"{key}: {value}" for key, value in headers.items()),
+        ]
+        if any("\r" in line or "\n" in line for line in lines):
+            raise ValueError("a header has more than one line")
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
         timer = loop.call_later(timeout, self._on_timeout)
-        self._transport.write(self._request)
+        self._transport.write("\r\n".join((*lines, "", "")).encode())
         try:
             return await self._answer
         except asyncio.CancelledError:
@@ -99,8 +116,9 @@ class PageConnection(asyncio.Protocol):
                 raise ValueError("the head is too long")
             return False
         head = bytes(self._data[: end + 2]).lower()
-        if not head.startswith(b"http/1.1 200") or b"\r\ncontent-encoding:" in head:
+        if not head.startswith(b"http/1.1 ") or b"\r\ncontent-encoding:" in head:
             raise ValueError("not a plain page")
+        self._status = int(head[9:12])
         self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in head
         if not self._chunked:
             _, found, rest = head.partition(b"\r\ncontent-length:")
@@ -129,7 +147,7 @@ class PageConnection(asyncio.Protocol):
         self._data = bytearray()
         self._begin = 0
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(body)
+            self._answer.set_result(None if body is None else Page(self._status, body))
 
 
 def _without_chunks(data: bytearray, at: int) -> bytes | None:

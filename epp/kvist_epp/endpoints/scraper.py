@@ -20,12 +20,13 @@ from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
 from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
 from kvist_epp.endpoints.engine_session import engine_session
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
-from kvist_epp.endpoints.page_connection import PageConnection
+from kvist_epp.endpoints.page_connection import NO_HEADERS, Page, PageConnection
 from kvist_epp.engines.vllm.engine_metrics import (
     FULL_CACHE,
     EngineSample,
     ServedModels,
     needed_lines,
+    page_digest,
     parse_metrics,
     parse_models,
 )
@@ -41,6 +42,7 @@ MAX_DOUBLINGS: Final = 16
 """Times that the pause between requests for a list of models that cannot be read is doubled, at most."""
 MAX_WARNINGS: Final = 16
 """Different reasons for missing metrics that are logged."""
+HTTP_OK: Final = 200
 SERVER_ERROR: Final = 500
 """HTTP status of ``/health`` from which an engine is not healthy; vLLM answers 503 once its core has died.
 Other servers may have no such page."""
@@ -74,8 +76,8 @@ class Scraper:
         ``interval``: seconds between scrapes of one engine; with 0 there
         are none and all engines count as ready; when infinite there are none and the owner calls
         ``on_answer``. ``failures`` in a row make an engine unreachable. ``models_interval``: seconds between
-        requests for the list of models, which is asked for at the second scrape if the first had none, and
-        then at twice the pause each time. ``key`` guards that list."""
+        requests for ``/v1/models``, which ``key`` guards. Where it cannot be read, the pause begins at
+        ``interval`` and doubles each time."""
         self.states: dict[str, EngineState] = {}
         """States by endpoint key. Entries are only replaced, so that a copy is a consistent view."""
         self._on_scrape = on_scrape
@@ -199,16 +201,19 @@ class Scraper:
         Raises aiohttp.ClientError, TimeoutError, OSError or ValueError: the engine cannot be used.
         """
         try:
-            lines = needed_lines(await self._metrics(state))
+            page = await self._get(state, "/metrics")
+            digest = page_digest(page)
+            lines = state.lines if digest == state.page_digest else needed_lines(page)
         except (PermissionError, ValueError) as error:
             problem = _cause(error)
         else:
             missed, state.metrics_problem, state.pages_missed = bool(state.metrics_problem), "", 0
+            state.page_digest = digest
             if lines == state.lines and not missed:
                 return state.sample
             state.lines = lines
             return parse_metrics(lines.decode(errors="replace"))
-        if (status := await self._status(state.endpoint, "/health")) >= SERVER_ERROR:
+        if (status := await self._status(state, "/health")) >= SERVER_ERROR:
             raise ValueError(f"GET /health returned HTTP status {status}")
         state.pages_missed += 1
         if not state.metrics_problem and state.pages_missed < self._failures:
@@ -217,52 +222,47 @@ class Scraper:
         state.metrics_problem = problem
         return EngineSample()
 
-    async def _metrics(self, state: EngineState) -> bytes:
-        """Return the page ``/metrics``, on the connection of the last one where that is possible.
+    async def _status(self, state: EngineState, path: str) -> int:
+        """Return the HTTP status of a page. Raises aiohttp.ClientError, TimeoutError or OSError."""
+        if (page := await self._page(state, path)) is not None:
+            return page.status
+        assert self._session is not None, "a page was asked for before"
+        url = f"http://{state.endpoint.hostport}{path}"
+        async with self._session.get(url, allow_redirects=False) as response:
+            return response.status
 
-        Raises as ``_get`` does.
+    async def _page(
+        self, state: EngineState, path: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Page | None:
+        """Return a page on the connection of the last scrape; None where a full client has to ask.
+
+        Raises TimeoutError.
         """
         endpoint = state.endpoint
         connection = self._connections.get(endpoint.key)
-        if state.state is not ScrapeState.READY or state.failures or state.metrics_problem:
+        if state.state is not ScrapeState.READY or state.failures:
             self._disconnect(endpoint.key)
-        elif connection is None or not connection.odd:
-            page = await self._page(endpoint, connection)
-            if page is not None:
-                return page
-        return await self._get(endpoint, "/metrics")
-
-    async def _page(self, endpoint: Endpoint, connection: PageConnection | None) -> bytes | None:
-        """Return the page; None where a full client has to ask."""
+            return None
+        if connection is not None and connection.odd:
+            return None
         if connection is None or not connection.usable:
             place = endpoint.address, endpoint.port, endpoint.hostport
             try:
                 async with asyncio.timeout(self._timeout):
-                    connection = await PageConnection.open(*place, "/metrics", MAX_PAGE_BYTES)
+                    connection = await PageConnection.open(*place, MAX_PAGE_BYTES)
             except TimeoutError:
                 raise
             except OSError:
                 return None
             self._connections[endpoint.key] = connection
-        return await connection.get(self._timeout)
-
-    async def _status(self, endpoint: Endpoint, path: str) -> int:
-        """Return the HTTP status of a page."""
-        assert self._session is not None, "a page was asked for before"
-        url = f"http://{endpoint.hostport}{path}"
-        async with self._session.get(url, allow_redirects=False) as response:
-            return response.status
+        return await connection.get(path, self._timeout, headers)
 
     async def _models(self, state: EngineState, now: float) -> ServedModels:
-        """Return what ``/v1/models`` says if it is due, else what is known.
-
-        An engine that guards the list, or has none, is asked less and less often: a thousand of them would
-        cost half a core otherwise.
-        """
+        """Return what ``/v1/models`` says if it is due, else what is known."""
         if now < state.models_due:
             return state.served
         try:
-            served = parse_models(await self._get_guarded(state.endpoint, "/v1/models"))
+            served = parse_models(await self._get_guarded(state, "/v1/models"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             state.models_problem = _cause(error)
             pause = self._interval * 2.0 ** min(state.models_failures, MAX_DOUBLINGS)
@@ -273,26 +273,29 @@ class Scraper:
         state.models_due = now + self._models_interval
         return served
 
-    async def _get_guarded(self, endpoint: Endpoint, path: str) -> bytes:
+    async def _get_guarded(self, state: EngineState, path: str) -> bytes:
         """Return a page that an API key may guard, with the first key that the engine accepts."""
         *others, last = self._key.headers()
         for authorization in others:
             try:
-                return await self._get(endpoint, path, authorization)
+                return await self._get(state, path, authorization)
             except PermissionError:
                 continue
-        return await self._get(endpoint, path, last)
+        return await self._get(state, path, last)
 
-    async def _get(self, endpoint: Endpoint, path: str, headers: Mapping[str, str] | None = None) -> bytes:
+    async def _get(self, state: EngineState, path: str, headers: Mapping[str, str] = NO_HEADERS) -> bytes:
+        """Return the content of a page.
+
+        Raises PermissionError, ValueError, aiohttp.ClientError, TimeoutError or OSError.
+        """
+        if (page := await self._page(state, path, headers)) is not None:
+            _check_status(path, page.status)
+            return page.body
         if self._session is None:
             raise RuntimeError("the scraper must be used with `async with`")
-        url = f"http://{endpoint.hostport}{path}"
+        url = f"http://{state.endpoint.hostport}{path}"
         async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-            if response.status in UNAUTHORIZED:
-                problem = f"GET {path} returned HTTP status {response.status}"
-                raise PermissionError(f"{problem}: provide the engines' API key with --engine-key-file")
-            if response.status != 200:
-                raise ValueError(f"GET {path} returned HTTP status {response.status}")
+            _check_status(path, response.status)
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
@@ -361,6 +364,15 @@ class Scraper:
 def _on_grid(now: float, seconds: float) -> float:
     """Return the seconds to the first moment of the grid that is at least ``seconds`` from ``now``."""
     return ceil((now + seconds) / GRID_SECONDS) * GRID_SECONDS - now
+
+
+def _check_status(path: str, status: int) -> None:
+    """Raise PermissionError or ValueError for a page that was not returned."""
+    problem = f"GET {path} returned HTTP status {status}"
+    if status in UNAUTHORIZED:
+        raise PermissionError(f"{problem}: provide the engines' API key with --engine-key-file")
+    if status != HTTP_OK:
+        raise ValueError(problem)
 
 
 def _cause(error: BaseException) -> str:

@@ -70,6 +70,9 @@ class TierAccuracy:
         if not true:
             return []
         last, sums = self._last, _Sums(now, dict(self.predicted), true)
+        if not self.predicted and last is not None and true == last.true:
+            self._last = sums
+            return []
         if last is not None and any(true.get(name, 0.0) < n for name, n in last.true.items()):
             self.on_engine_restart()
             last = None

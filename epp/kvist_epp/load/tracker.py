@@ -159,6 +159,8 @@ class LoadTracker(RequestBooks):
         which vLLM counts at its end. Which ones wait is not known: the largest hits are taken.
         """
         attempts, reached = self.load(endpoint).attempts, asked_at - self._grace
+        if not attempts:
+            return 0
         arrived = sum(one.routed_at <= reached for one in attempts)
         own = [one for one in attempts if not one.request.origin]
         late = sum(one.request.indexed_on_gpu for one in own if one.routed_at > reached)

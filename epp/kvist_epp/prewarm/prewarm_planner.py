@@ -292,6 +292,8 @@ class PrewarmPlanner:
     def _place_lost(self, now: float) -> list[PrewarmStep]:
         """Return steps of lost prefixes, for endpoints that have none of their own, as the policy picks
         them."""
+        if not self._lost:
+            return []
         steps = []
         able = [t for t in self._able(now) if t.current is None and not t.pending]
         while self._lost and able:

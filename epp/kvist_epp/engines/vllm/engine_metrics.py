@@ -101,6 +101,12 @@ def needed_lines(page: bytes) -> bytes:
     return b"".join(_NEEDED.findall(b"\n" + page))
 
 
+def page_digest(page: bytes) -> int:
+    """Return a number that is the same while nothing of vLLM's own changes, at a quarter of the cost of
+    ``needed_lines``. What comes before is the process's, whose CPU time changes in an idle engine, too."""
+    return hash(page[page.find(b"vllm:") :])
+
+
 def parse_metrics(text: str) -> EngineSample:
     """Parse Prometheus text. Never raises: a page without any of the metrics gives the empty sample."""
     totals: dict[str, float] = {}

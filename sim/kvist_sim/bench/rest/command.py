@@ -1,6 +1,7 @@
 """Run ``kvist bench rest`` and ``kvist bench scale``."""
 
 import argparse
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -48,16 +49,29 @@ async def _rest(options: argparse.Namespace, say: Console) -> RestReport:
     at_rest, low = list[idle.Idle](), list[few.Few]()
     with folder(None) as place:
         if options.part != "few":
-            at_rest = await idle.measure(sizes, plan, baseline=baseline, folder=place, profile=profile)
-            say.print("at rest: done")
+            for kind in idle.ENGINES if options.engines is None else (options.engines,):
+                at_rest += await idle.measure(
+                    sizes, plan, kind=kind, baseline=baseline, folder=_new(place, kind), profile=profile
+                )
+                say.print(f"at rest, {kind}: done")
         if options.part != "idle":
             low = await few.measure(plan, baseline=baseline, folder=place, profile=profile)
             say.print("at a low rate: done")
         if options.profile:
-            names = [*(str(one.endpoints) for one in at_rest if one.picker == idle.NOW), *["few"][: len(low)]]
-            for text in profiles(place, names):
+            for kind in {one.engines: None for one in at_rest}:
+                names = [
+                    str(one.endpoints) for one in at_rest if (one.picker, one.engines) == (idle.NOW, kind)
+                ]
+                for text in profiles(place / kind, names):
+                    say.print(kind, text, markup=False)
+            for text in profiles(place, ["few"][: len(low)]):
                 say.print(text, markup=False)
     return RestReport(at_rest, low)
+
+
+def _new(place: Path, name: str) -> Path:
+    (place / name).mkdir()
+    return place / name
 
 
 async def _scale(options: argparse.Namespace, say: Console) -> ScaleReport:

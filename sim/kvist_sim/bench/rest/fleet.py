@@ -1,8 +1,8 @@
 """Be a thousand engines at once: ``python -m kvist_sim.bench.rest.fleet SPEC.json``.
 
 Every engine has an address of its own in 127.0.0.0/8 and the same three ports. It serves ``/metrics`` as long
-as vLLM's, in which the process's CPU time changes each second, and ``/v1/models``; its sockets publish KV
-events and replay them.
+as vLLM's, in which the process's CPU time changes each second, and ``/v1/models``, or has neither page; its
+sockets publish KV events and replay them.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from kvist_sim.bench.harness.upstream import ANSWER, Upstream, answer
 from kvist_sim.engine.metrics import Metrics
 from kvist_sim.publisher import Publisher, PublisherConfig
 
+NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 MODEL_NAME: Final = "kvist-bench"
 BLOCK_SIZE: Final = 16
 EVENT_BLOCKS: Final = 64
@@ -78,6 +79,8 @@ class _Engine(Upstream):
 
     __slots__ = ()
     metrics = b""
+    shows_pages = True
+    """It has metrics and a list of models; else both are not found, as on a server that is not vLLM."""
     models = answer(
         b"application/json",
         json.dumps({"data": [{"id": MODEL_NAME, "max_model_len": 131_072}]}).encode(),
@@ -85,6 +88,8 @@ class _Engine(Upstream):
 
     def page(self, head: bytes) -> bytes:
         """Return metrics, models, or the answer to everything else."""
+        if not self.shows_pages and head.startswith((b"get /metrics", b"get /v1/models")):
+            return NOT_FOUND
         if head.startswith(b"get /metrics"):
             return self.metrics
         return self.models if head.startswith(b"get /v1/models") else ANSWER
@@ -181,6 +186,7 @@ async def serve(spec: dict[str, Any], ready: Callable[[], object]) -> None:
     """Open all sockets, call ``ready``, and publish until killed."""
     count, ports = spec["engines"], FleetPorts(*spec["ports"])
     loop = asyncio.get_running_loop()
+    _Engine.shows_pages = spec["pages"]
     changing = asyncio.create_task(_change_page())
     await asyncio.sleep(0)
     await loop.create_server(_Engine, "0.0.0.0", ports.http)  # all loopback addresses

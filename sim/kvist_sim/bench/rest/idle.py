@@ -1,4 +1,4 @@
-"""CPU of a picker without requests, by the number of endpoints."""
+"""CPU of a picker without requests, by the number of endpoints and the kind of engines."""
 
 import asyncio
 import contextlib
@@ -17,6 +17,10 @@ from kvist_sim.bench.rest.fleet import FleetPorts, endpoints_file
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Child, Children
 
+VLLM: Final = "vllm"
+NO_METRICS: Final = "no-metrics"
+ENGINES: Final = (VLLM, NO_METRICS)
+"""Kinds of engines: vLLM's, and servers that have neither its metrics nor a list of models."""
 NOW: Final = "now"
 """Name of the working tree's picker."""
 QUIET_SECONDS: Final = 8.0
@@ -40,18 +44,21 @@ class Idle:
     """``now``, or an older revision."""
     share: float
     """Of a core, in the median window."""
+    engines: str = VLLM
+    """One of ``ENGINES``."""
 
 
 @contextlib.asynccontextmanager
-async def fleet(children: Children, folder: Path, engines: int) -> AsyncIterator[Path]:
-    """Start engines in one process; yield the endpoints file. They publish as many blocks a second as the
-    file ``fleet-<engines>.rate`` says, once there is one."""
+async def fleet(children: Children, folder: Path, engines: int, *, kind: str = VLLM) -> AsyncIterator[Path]:
+    """Start engines of a kind in one process; yield the endpoints file. They publish as many blocks a second
+    as the file ``fleet-<engines>.rate`` says, once there is one."""
     ports = FleetPorts(*free_ports(3))
     spec, ready = folder / f"fleet-{engines}.json", folder / f"fleet-{engines}.ready"
     spec.write_text(
         json.dumps(
             {
                 "engines": engines,
+                "pages": kind == VLLM,
                 "ports": [ports.http, ports.events, ports.replay],
                 "rate": str(folder / f"fleet-{engines}.rate"),
                 "ready": str(ready),
@@ -73,9 +80,15 @@ def programs(baseline: str, folder: Path, now: Sequence[str] | None = None) -> M
 
 
 async def measure(
-    sizes: Sequence[int], windows: Windows, *, baseline: str, folder: Path, profile: bool = False
+    sizes: Sequence[int],
+    windows: Windows,
+    *,
+    kind: str = VLLM,
+    baseline: str,
+    folder: Path,
+    profile: bool = False,
 ) -> list[Idle]:
-    """Run a picker for each number of endpoints, all at once; return the CPU of each.
+    """Run a picker for each number of endpoints of a kind, all at once; return the CPU of each.
 
     Raises ChildFailedError or RevisionError.
     """
@@ -83,7 +96,7 @@ async def measure(
     async with contextlib.AsyncExitStack() as stack:
         children = await stack.enter_async_context(Children(folder, grace_seconds=10))
         for size in sizes:
-            file = await stack.enter_async_context(fleet(children, folder, size))
+            file = await stack.enter_async_context(fleet(children, folder, size, kind=kind))
             now = profiled(folder, f"{size}") if profile else None
             for name, program in programs(baseline, folder, now).items():
                 started = await launch.start_picker(
@@ -105,4 +118,4 @@ async def measure(
             children.check()
             for key, child in pickers.items():
                 shares[key].append((child.cpu_seconds() - before[key]) / windows.seconds)
-    return [Idle(size, name, sorted(found)[len(found) // 2]) for (size, name), found in shares.items()]
+    return [Idle(size, name, sorted(found)[len(found) // 2], kind) for (size, name), found in shares.items()]

@@ -27,7 +27,8 @@ class RestReport:
     def broken(self) -> list[str]:
         """Return the bounds that do not hold, in words; an older revision has none."""
         found = [
-            f"{one.endpoints} endpoints: {one.share:.1%} of a core at rest, more than {bound:.0%}"
+            f"{one.endpoints} endpoints ({one.engines}): {one.share:.1%} of a core at rest, "
+            f"more than {bound:.0%}"
             for one in self.idle
             if one.picker == NOW and one.share > (bound := IDLE_BOUNDS.get(one.endpoints, 1.0))
         ]
@@ -58,12 +59,11 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
 
 def rest_table(report: RestReport) -> Group:
     """Return both tables."""
-    idle = _table("no requests: share of a core", ("picker", "endpoints", "CPU", "bound"))
+    idle = _table("no requests: share of a core", ("picker", "engines", "endpoints", "CPU", "bound"))
     for one in report.idle:
         bound = IDLE_BOUNDS.get(one.endpoints)
-        idle.add_row(
-            one.picker, f"{one.endpoints:,}", f"{one.share:.2%}", "" if bound is None else f"{bound:.0%}"
-        )
+        shown = "" if bound is None else f"{bound:.0%}"
+        idle.add_row(one.picker, one.engines, f"{one.endpoints:,}", f"{one.share:.2%}", shown)
     few = _table(
         f"{RATE:g} requests/s of chats of about 6,000 tokens to {ENGINES} simulated engines, through Envoy",
         ("picker", "requests", "failed", "picker us/request", "at rest, of these", "Envoy us/request"),
@@ -106,5 +106,5 @@ def scale_table(report: ScaleReport) -> Group:
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(box=None, title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column == "picker" else "right")
+        table.add_column(column, justify="left" if column in ("picker", "engines") else "right")
     return table

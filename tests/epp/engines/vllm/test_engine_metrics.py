@@ -9,6 +9,7 @@ from kvist_epp.engines.vllm.engine_metrics import (
     EngineSample,
     ServedModels,
     needed_lines,
+    page_digest,
     parse_metrics,
     parse_models,
 )
@@ -105,6 +106,13 @@ def test_no_page_raises(page: str) -> None:
 def test_invalid_values_are_skipped(value: str) -> None:
     """A gauge whose value is no number of requests counts as absent."""
     assert parse_metrics(f"vllm:num_requests_running {value}\n") == EngineSample()
+
+
+def test_the_digest_of_a_page_is_that_of_vllms_part() -> None:
+    """The digest stays while only the process's own metrics change, and changes with any of vLLM's."""
+    idle = [page_digest(b"process_cpu_seconds_total %d\n" % n + PAGE.encode()) for n in (1, 2)]
+    assert idle[0] == idle[1]
+    assert page_digest(PAGE.replace("} 2.0", "} 3.0").encode()) != idle[0]
 
 
 def test_another_servers_page_is_no_engine() -> None:
