@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ SCALE = Scale(
     requests=0.2,
     both=0.4,
     blocks=20_000.0,
-    most_blocks=90_000.0,
+    most_blocks=0.0,
     answered=200.0,
     refused=0,
     p99=0.004,
@@ -108,18 +109,23 @@ def test_the_report_at_rest_has_bounds() -> None:
     ]
 
 
-def test_needs_at_the_goal_follow_from_a_tenth_of_it() -> None:
-    """Every replica takes in all events, and its part of the requests."""
+def test_needs_at_the_goal_follow_from_a_part_of_it() -> None:
+    """Every replica takes in all events, at the cost that they have at the goal's rate where it was offered,
+    and its part of the requests."""
     assert SCALE.per_block == pytest.approx(1e-5)
-    assert SCALE.per_request == pytest.approx(0.001)
-    assert SCALE.goal_events == pytest.approx(2.0)
-    assert SCALE.goal_requests == pytest.approx(1.0)
-    assert SCALE.goal == pytest.approx(3.1)
+    assert SCALE.per_request == pytest.approx(0.00025)
+    assert SCALE.goal_requests == pytest.approx(0.25)
     report = ScaleReport([SCALE])
+    assert report.goal_events(SCALE) == pytest.approx(2.0)
     page = shown(scale_table(report))
-    assert "90,000 for a second" in page
-    assert "3.10" in page
-    assert json.loads(json.dumps(scale_document(report)))["scale"][0]["goal"] == pytest.approx(3.1)
+    assert "for a second" not in page
+    assert "2.35" in page
+    alone = replace(SCALE, replicas=1, most_blocks=100_000.0, requests=0.3)
+    report = ScaleReport([alone, SCALE])
+    assert [report.goal_events(one) for one in report.scale] == [2.0, 2.0]
+    assert "100,000 for a second" in shown(scale_table(report))
+    document = json.loads(json.dumps(scale_document(report)))["scale"]
+    assert [one["goal"] for one in document] == [pytest.approx(2.6), pytest.approx(2.35)]
     assert report.broken() == []
 
 

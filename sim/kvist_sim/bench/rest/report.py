@@ -9,7 +9,7 @@ from rich.table import Table
 
 from kvist_sim.bench.rest.few import ENGINES, RATE, Few
 from kvist_sim.bench.rest.idle import NOW, Idle
-from kvist_sim.bench.rest.scale import BLOCKS, ENDPOINTS, PART, REQUESTS, Scale
+from kvist_sim.bench.rest.scale import BLOCKS, BLOCKS_PART, ENDPOINTS, REQUESTS, REQUESTS_PART, Scale
 
 IDLE_BOUNDS: Final[Mapping[int, float]] = {4: 0.01, 100: 0.03, 1_000: 0.15}
 """Largest share of a core without requests, by the number of endpoints."""
@@ -45,6 +45,20 @@ class ScaleReport:
         """Return what makes the figures worthless: requests that were not answered."""
         return [f"{one.replicas} replicas: {one.refused} refused" for one in self.scale if one.refused]
 
+    @property
+    def most_blocks(self) -> float:
+        """Blocks that one replica took in for each second of CPU at the goal's rate; 0: not measured."""
+        return next((one.most_blocks for one in self.scale if one.most_blocks), 0.0)
+
+    def goal_events(self, one: Scale) -> float:
+        """Return the share of a core that events need at the goal: the same in each replica, since each takes
+        in all. Where the goal's rate was not offered, that of the blocks that were."""
+        return BLOCKS / self.most_blocks if self.most_blocks else one.per_block * BLOCKS
+
+    def goal(self, one: Scale) -> float:
+        """Return the share of a core that each replica needs at the goal."""
+        return one.rest + self.goal_events(one) + one.goal_requests
+
 
 def rest_document(report: RestReport) -> dict[str, Any]:
     """Return the figures for JSON."""
@@ -53,8 +67,15 @@ def rest_document(report: RestReport) -> dict[str, Any]:
 
 def scale_document(report: ScaleReport) -> dict[str, Any]:
     """Return the figures for JSON."""
-    derived = ("per_block", "per_request", "goal_events", "goal_requests", "goal")
-    return {"scale": [asdict(one) | {name: getattr(one, name) for name in derived} for one in report.scale]}
+    derived = ("per_block", "per_request", "goal_requests")
+    return {
+        "scale": [
+            asdict(one)
+            | {name: getattr(one, name) for name in derived}
+            | {"goal_events": report.goal_events(one), "goal": report.goal(one)}
+            for one in report.scale
+        ]
+    }
 
 
 def rest_table(report: RestReport) -> Group:
@@ -80,8 +101,9 @@ def rest_table(report: RestReport) -> Group:
 def scale_table(report: ScaleReport) -> Group:
     """Return the measured figures, and what follows from them."""
     measured = _table(
-        f"{ENDPOINTS:,} endpoints, {PART * REQUESTS:,.0f} requests/s over all replicas, {PART * BLOCKS:,.0f} "
-        "blocks/s stored\nand as many evicted: CPU of each replica, shares of a core",
+        f"{ENDPOINTS:,} endpoints, {REQUESTS_PART * REQUESTS:,.0f} requests/s over all replicas, "
+        f"{BLOCKS_PART * BLOCKS:,.0f} blocks/s stored\n"
+        "and as many evicted: CPU of each replica, shares of a core",
         ("replicas", "at rest", "+ events", "+ requests", "+ both", "us/block", "us/request", "p99 ms"),
     )
     goal = _table(
@@ -96,9 +118,9 @@ def scale_table(report: ScaleReport) -> Group:
             f"{one.per_request * 1e6:,.0f}",
             f"{one.p99 * 1000:.0f}",
         )
-        shares = (one.rest, one.goal_events, one.goal_requests, one.goal)
+        shares = (one.rest, report.goal_events(one), one.goal_requests, report.goal(one))
         goal.add_row(str(one.replicas), *(f"{share:.2f}" for share in shares))
-    most = next((one.most_blocks for one in report.scale if one.most_blocks), 0.0)
+    most = report.most_blocks
     words = f"One that is offered {BLOCKS:,.0f} blocks/s, and no requests: {most:,.0f} for a second of CPU."
     return Group(measured, "", goal, *(("", words) if most else ()))
 
