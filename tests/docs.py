@@ -1,8 +1,10 @@
 """``python -m tests.docs`` writes the parts of docs/ and examples/ that come from the code; ``test_docs.py``
 and ``test_examples.py`` check that they are up to date."""
 
+import ast
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +25,14 @@ SEVERAL_POOLS: Final = GUIDES / "several-pools.yaml"
 LAPTOP: Final = ROOT / "docs" / "tutorials" / "laptop-envoy.yaml"
 EDGE: Final = ROOT / "examples" / "03-plain-envoy" / "config.yaml"
 MODELS: Final = ROOT / "examples" / "05-two-models" / "config.yaml"
+ARCHITECTURE: Final = ROOT / "docs" / "architecture.md"
+PROGRAMS: Final = (
+    "epp/kvist_epp",
+    "operator/kvist_operator",
+    "sim/kvist_sim",
+    "cli/kvist",
+    "common/kvist_kube",
+)
 SIMULATED: Final = "# Written by `make docs` from kvist_sim.envoy, the configuration that the tests run.\n"
 RENDERED: Final = "# Written by `make docs`: what the operator's own Envoys run (kvist_operator.manifests).\n"
 
@@ -136,8 +146,30 @@ def _yaml(document: Json) -> str:
     return yaml.dump(document, Dumper=_Text, sort_keys=False, width=110)
 
 
+def packages() -> str:
+    """Return a table of all packages with the first sentences of their docstrings, between two comments."""
+    rows = ["| package | what it is |", "|---|---|"]
+    for program in PROGRAMS:
+        for file in sorted((ROOT / program).rglob("__init__.py"), key=lambda file: file.parent.parts):
+            text = ast.get_docstring(ast.parse(file.read_text()))
+            if text is not None and file.parent.name != "pb":
+                paragraph = " ".join(text.partition("\n\n")[0].split())
+                sentence = re.sub("``", "`", paragraph).partition(". ")[0].rstrip(".")
+                place = file.parent.relative_to((ROOT / program).parent)
+                rows.append(f"| [`{'.'.join(place.parts)}`](../{file.relative_to(ROOT)}) | {sentence} |")
+    return "\n".join(("<!-- packages -->", *rows, "<!-- /packages -->"))
+
+
+def with_packages(page: str) -> str:
+    """Return docs/architecture.md with the table of today."""
+    before, _, rest = page.partition("<!-- packages -->")
+    _, _, after = rest.partition("<!-- /packages -->")
+    return before + packages() + after
+
+
 def write() -> None:
-    """Write all generated files."""
+    """Write all generated files, and the generated part of docs/architecture.md."""
+    ARCHITECTURE.write_text(with_packages(ARCHITECTURE.read_text()))
     for path, head, made in (
         (ENVOY, SIMULATED, envoy()),
         (ORIGINAL_DST, SIMULATED, original_dst()),

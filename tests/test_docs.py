@@ -22,6 +22,13 @@ def test_the_documents_have_the_configurations_that_are_tested() -> None:
     assert yaml.safe_load(docs.LAPTOP.read_text()) == docs.laptop()
 
 
+def test_the_architecture_names_every_package() -> None:
+    """The table of packages is up to date: `make docs` writes it from their docstrings."""
+    page = docs.ARCHITECTURE.read_text()
+    assert docs.with_packages(page) == page
+    assert "[`kvist_epp.index.tree`](../epp/kvist_epp/index/tree/__init__.py)" in page
+
+
 def test_every_link_leads_somewhere() -> None:
     """Files and headings that documents link to exist."""
     wrong = [
