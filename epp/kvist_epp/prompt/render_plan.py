@@ -1,9 +1,9 @@
 """Render chats of a known shape without running their template.
 
-Chats of one *shape* have the same roles, tools and variables, and each message is a role and one text. A
-template does the same with all of them, as far as it does not look into the texts, and where it does, a
-``RenderPlan`` checks that it would see the same (``render_trace``). The prompt is then the literals between
-the contents, which are joined: 40 messages take a tenth of the time of the template.
+Chats of one *shape* have the same roles, tools and variables, and each message is a role and one text, or
+parts that are all texts. A template does the same with all of them, as far as it does not look into the
+texts, and where it does, a ``RenderPlan`` checks that it would see the same (``render_trace``). The prompt is
+then the literals between the contents, which are joined: 40 messages take a tenth of the template's time.
 
 A chat that fails a check, or whose shape is new, is rendered by the template. Shapes that come a second time
 get a plan, which is compared with the template on that chat, and on one with other contents, before it is
@@ -11,7 +11,8 @@ used (``docs/decisions/0028``).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat
@@ -33,11 +34,16 @@ _MAX_ATTEMPTS: Final = 3
 _ROLES: Final = frozenset(("system", "user", "assistant", "tool"))
 _SPECIAL: Final = (MEDIA_MARK, BILLING_HEADER)
 """Beginnings of texts that are not rendered as they are."""
+_TEXTS: Final = ("text", "input_text", "output_text")
+"""Types of parts whose text a template gets."""
 _MARK: Final = "KVIST-MARK"
 """Put into contents to see whether a plan finds its place."""
 _FIELDS: Final = frozenset((str, bool, int))
 
+Speaker = str | tuple[str, int]
+"""Role of a message, and the number of its parts where a template sees another number of them than one."""
 Shape = tuple[Any, ...]
+"""Who speaks, tools, ``add_generation_prompt``, and variables."""
 
 
 class RenderPlan:
@@ -107,7 +113,7 @@ class RenderPlans:
 
         ``variables`` are those of the request that the template uses.
         """
-        known = shape_of(chat, variables)
+        known = shape_of(chat, variables, self._style)
         if known is None:
             return None
         shape, contents = known
@@ -124,7 +130,7 @@ class RenderPlans:
         elif plan is None:
             self._set(shape, 0)
         elif plan < _MAX_ATTEMPTS:
-            self._set(shape, self._made(chat, contents) or plan + 1)
+            self._set(shape, self._made(chat, shape[0], contents) or plan + 1)
         return None
 
     def _set(self, shape: Shape, plan: RenderPlan | int) -> None:
@@ -136,16 +142,16 @@ class RenderPlans:
         while len(plans) > MAX_PLANS or (self._size > MAX_BYTES and len(plans) > 1):
             self._size -= _size(plans.popitem(last=False)[1])
 
-    def _made(self, chat: Chat, contents: list[str]) -> RenderPlan | None:
+    def _made(self, chat: Chat, speakers: Sequence[Speaker], contents: list[str]) -> RenderPlan | None:
         """Return a plan that does with these contents, and with others, what the template does."""
         trace = Trace(contents)
         try:
-            rendered = self._render_traced(trace, chat, self._messages(chat, trace.contents))
+            rendered = self._render_traced(trace, chat, self._messages(speakers, trace.contents))
             if trace.spoiled:
                 return None
             plan = RenderPlan(trace, rendered, chat.tools)
             for texts in (contents, [_marked(text) for text in contents]):
-                if plan.render(texts) != self._render(chat, self._messages(chat, texts)):
+                if plan.render(texts) != self._render(chat, self._messages(speakers, texts)):
                     return None
         except Exception:  # noqa: BLE001 a template may raise anything
             return None
@@ -153,15 +159,16 @@ class RenderPlans:
             trace.release()
         return plan
 
-    def _messages(self, chat: Chat, contents: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the messages as ``chat.template_messages`` does, with other contents."""
+    def _messages(self, speakers: Sequence[Speaker], contents: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the messages as ``chat.template_messages`` does, with these contents."""
         messages: list[dict[str, Any]] = []
-        for message, content in zip(chat.messages, contents, strict=True):
-            role = message["role"]
+        following = iter(contents)
+        for speaker in speakers:
+            role, count = (speaker, 1) if isinstance(speaker, str) else speaker
+            texts = list(islice(following, count))
             parts = self._style == "openai" and role != "tool"
-            messages.append(
-                {"role": role, "content": [{"type": "text", "text": content}] if parts else content}
-            )
+            content = [{"type": "text", "text": text} for text in texts] if parts else texts[0]
+            messages.append({"role": role, "content": content})
         return messages
 
 
@@ -175,21 +182,30 @@ def _marked(text: str) -> str:
     return f"{text[:middle]}{_MARK}{text[middle:]}" if text else text
 
 
-def shape_of(chat: Chat, variables: Mapping[str, Any]) -> tuple[Shape, list[str]] | None:
+def shape_of(
+    chat: Chat, variables: Mapping[str, Any], style: ContentFormat = "string"
+) -> tuple[Shape, list[str]] | None:
     """Return the shape of a chat and its contents; None if it gets no plan.
 
-    ``variables`` are those of the request that the template uses.
+    ``variables`` are those of the request that the template uses, ``style`` is how it gets contents.
     """
     messages = chat.messages
     if len(messages) > MAX_MESSAGES or chat.documents is not None:
         return None
     try:
-        roles = tuple([message["role"] for message in messages])
+        speakers: tuple[Speaker, ...] = tuple([message["role"] for message in messages])
         contents = [message["content"] for message in messages]
-        if not _ROLES.issuperset(roles) or {*map(type, contents)} != {str} or {*map(len, messages)} != {2}:
+        if not _ROLES.issuperset(speakers):
+            return None
+        if {*map(len, messages)} != {2} and not all(map(_only_content, messages)):
             return None
     except (KeyError, TypeError):  # a field is absent, or a role cannot be hashed
         return None
+    if {*map(type, contents)} != {str}:
+        found = _texts_of_parts(messages, style)
+        if found is None:
+            return None
+        speakers, contents = found
     for content in contents:
         if content.startswith(_SPECIAL):
             return None
@@ -197,4 +213,52 @@ def shape_of(chat: Chat, variables: Mapping[str, Any]) -> tuple[Shape, list[str]
     if not _FIELDS.issuperset([kind for _, kind, _ in shown]):
         return None
     tools = 0 if chat.tools is None else id(chat.tools)
-    return (roles, tools, chat.add_generation_prompt, shown), contents
+    return (speakers, tools, chat.add_generation_prompt, shown), contents
+
+
+def _only_content(message: dict[str, Any]) -> bool:
+    """Return whether a template sees nothing of a message but its role and its content.
+
+    An answer that a client library sends back has all fields of the API, most of them null or empty.
+    """
+    if len(message) == 2:
+        return True
+    if message["role"] == "tool" and "tool_call_id" in message:
+        return False
+    if message.get("tool_calls") or type(message.get("name")) is str or type(message.get("task")) is str:
+        return False
+    return message.get("reasoning") is None and message.get("reasoning_content") is None
+
+
+def _texts_of_parts(
+    messages: list[dict[str, Any]], style: ContentFormat
+) -> tuple[tuple[Speaker, ...], list[str]] | None:
+    """Return who speaks, and the texts that a template of this style gets; None where a part is no text.
+
+    A template that takes one text gets the parts joined by newlines, and so does any template of a tool's
+    answer; another one gets them as they are.
+    """
+    speakers: list[Speaker] = []
+    texts: list[str] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        as_parts = style == "openai" and role != "tool"
+        if type(content) is str:
+            found = [content]
+        elif type(content) is list:
+            found = []
+            for part in content:
+                text = part.get("text") if type(part) is dict and part.get("type") in _TEXTS else None
+                # other fields of a part are seen by templates that take parts
+                if type(text) is not str or text.startswith(_SPECIAL) or (as_parts and len(part) != 2):
+                    return None
+                found.append(text)
+        else:
+            return None
+        if as_parts:
+            speakers.append(role if len(found) == 1 else (role, len(found)))
+            texts += found
+        else:
+            speakers.append(role)
+            texts.append("\n".join(found))
+    return (tuple(speakers), texts) if len(texts) <= MAX_MESSAGES else None

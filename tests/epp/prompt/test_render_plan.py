@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ from tests.epp.prompt.test_template_parity import SPECIALS, pair
 from tests.models.folders import TEMPLATES
 
 from kvist_epp.prompt import render_plan, render_trace
-from kvist_epp.prompt.chat import MEDIA_MARK, UnrenderableError, template_messages, template_tools
+from kvist_epp.prompt.chat import (
+    MEDIA_MARK,
+    ContentFormat,
+    UnrenderableError,
+    template_messages,
+    template_tools,
+)
 from kvist_epp.prompt.render_plan import RenderPlan, shape_of
 from kvist_epp.prompt.request_types import BILLING_HEADER, Chat
 from kvist_epp.prompt.template import Template
@@ -101,7 +108,7 @@ def chats_of_one_shape(draw: st.DrawFn) -> list[list[dict[str, str]]]:
     return [[{"role": r, "content": c} for r, c in zip(roles, of_one, strict=True)] for of_one in texts]
 
 
-def check_against_jinja2(ours: Template, plain: Any, turns: list[dict[str, str]], prompt: bool) -> None:
+def check_against_jinja2(ours: Template, plain: Any, turns: list[dict[str, Any]], prompt: bool) -> None:
     """Compare a prompt with that of jinja2 itself."""
     variables = {**SPECIALS, "tools": None, "documents": None, "add_generation_prompt": prompt}
     try:
@@ -112,7 +119,12 @@ def check_against_jinja2(ours: Template, plain: Any, turns: list[dict[str, str]]
         rendered = ours.render(Chat(turns, add_generation_prompt=prompt))
     except UnrenderableError:
         rendered = None
-    assert rendered == expected
+    assert _without_addresses(rendered) == _without_addresses(expected)
+
+
+def _without_addresses(text: str | None) -> str | None:
+    """Return a prompt without the addresses of objects: a content may name a method of a dict."""
+    return text and re.sub(r"0x[0-9a-f]+", "0x", text)
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *LOOKS])
@@ -122,6 +134,37 @@ def test_the_next_chats_of_a_shape_are_rendered_as_jinja2_does(
     name: str, chats: list[list[dict[str, str]]], prompt: bool
 ) -> None:
     """The prompt of the tenth chat of a shape is that of jinja2, however odd the contents are."""
+    ours, plain = pair(name)
+    for turns in chats:
+        check_against_jinja2(ours, plain, turns, prompt)
+
+
+@st.composite
+def as_clients_send_them(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
+    """Return such chats with contents in parts, and with the fields that a client library sends back."""
+    chats = draw(chats_of_one_shape())
+    counts = [draw(st.sampled_from([None, 0, 1, 1, 1, 2, 3])) for _ in chats[0]]
+    extras = draw(st.booleans())
+
+    def sent(message: dict[str, str], count: int | None) -> dict[str, Any]:
+        text = message["content"]
+        kind = draw(st.sampled_from(["text", "input_text", "output_text"]))
+        parts = [{"type": kind, "text": text if at == 0 else draw(contents)} for at in range(count or 0)]
+        more: dict[str, Any] = {}
+        if extras and message["role"] == "assistant":
+            more = {"refusal": None, "tool_calls": [], "reasoning": None, "annotations": []}
+        return {**message, "content": text if count is None else parts, **more}
+
+    return [[sent(*one) for one in zip(turns, counts, strict=True)] for turns in chats]
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *LOOKS])
+@settings(max_examples=15, deadline=None)
+@given(chats=as_clients_send_them(), prompt=st.booleans())
+def test_contents_in_parts_are_rendered_as_jinja2_does(
+    name: str, chats: list[list[dict[str, Any]]], prompt: bool
+) -> None:
+    """Chats whose contents are lists of texts are rendered as by jinja2, for templates of either style."""
     ours, plain = pair(name)
     for turns in chats:
         check_against_jinja2(ours, plain, turns, prompt)
@@ -149,6 +192,40 @@ def test_published_templates_have_plans_for_plain_chats(name: str) -> None:
     [plan] = plans(template)
     expected = template._rendered(talk("x", "y", "z"))
     assert plan.render(["x", "y", "z"]) == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_contents_in_parts_share_the_plan_of_one_text(name: str) -> None:
+    """Whether a client sends a text, a list with one text, or all fields of an answer makes no difference."""
+    template = Template(pair_source(name), SPECIALS)
+    for text in ("one", "two"):
+        template.render(talk(text, f"answer {text}", "more"))
+    turns = talk("x", "y", "z").messages
+    turns[0]["content"] = [{"type": "text", "text": "x"}]
+    turns[1] |= {"refusal": None, "tool_calls": None, "function_call": None, "audio": None}
+    known = shape_of(Chat(turns), {}, template.style)
+    assert known is not None
+    assert known[0] in template._plans._plans  # type: ignore[union-attr]
+    [plan] = plans(template)
+    assert plan.render(known[1]) == template._rendered(Chat(turns)) == template._rendered(talk("x", "y", "z"))
+
+
+@pytest.mark.parametrize("style", ["string", "openai"])
+def test_several_parts_are_one_text_or_several_values(style: ContentFormat) -> None:
+    """A template of one text gets the parts in lines; one of parts gets as many, which are part of the
+    shape."""
+    parts = [{"type": "text", "text": text} for text in ("a", "b")]
+    message = {"role": "user", "content": parts}
+    known = shape_of(Chat([message]), {}, style)
+    assert known is not None
+    assert (known[0][0], known[1]) == (
+        (("user",), ["a\nb"]) if style == "string" else ((("user", 2),), ["a", "b"])
+    )
+    tool = shape_of(Chat([{"role": "tool", "content": parts}]), {}, style)
+    assert tool is not None
+    assert (tool[0][0], tool[1]) == (("tool",), ["a\nb"])
+    many = [{"role": "user", "content": parts * render_plan.MAX_MESSAGES}]
+    assert (shape_of(Chat(many), {}, style) is None) is (style == "openai")
 
 
 def pair_source(name: str) -> str:
@@ -247,7 +324,16 @@ def test_only_plain_messages_have_a_shape() -> None:
     for odd in (
         {"role": "user"},
         {"role": "user", "content": None},
-        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": [{"type": "text", "text": None}]},
+        {"role": "user", "content": ["x"]},
+        {"role": "system", "content": [{"type": "text", "text": BILLING_HEADER}]},
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": MEDIA_MARK}]},
+        {"role": "assistant", "content": "x", "tool_calls": [{}]},
+        {"role": "assistant", "content": "x", "reasoning": "y"},
+        {"role": "assistant", "content": "x", "reasoning_content": ""},
+        {"role": "tool", "content": "x", "tool_call_id": "1"},
+        {"role": "user", "content": "x", "task": "t"},
         {"role": "user", "content": "x", "name": "n"},
         {"role": "developer", "content": "x"},
         {"role": ["user"], "content": "x"},
@@ -256,6 +342,9 @@ def test_only_plain_messages_have_a_shape() -> None:
         {"content": "x", "name": "y"},
     ):
         assert shape_of(Chat([plain, odd]), {}) is None
+    seen = {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}
+    assert shape_of(Chat([seen]), {}, "string") is not None
+    assert shape_of(Chat([seen]), {}, "openai") is None
     assert shape_of(Chat([plain] * (render_plan.MAX_MESSAGES + 1)), {}) is None
     assert shape_of(Chat([plain], documents=[]), {}) is None
     assert shape_of(Chat([plain]), {"mood": [1]}) is None
