@@ -156,7 +156,23 @@ def _call(call: dict[str, Any], reorder: bool) -> dict[str, Any]:
 
 
 def _arguments(arguments: str) -> dict[str, Any]:
-    """Return a JSON object; empty for invalid arguments, as in vLLM, so that a chat can go on."""
+    """Return a JSON object; empty for invalid arguments, as in vLLM, so that a chat can go on.
+
+    Agents send all calls so far with each turn: short ones are parsed once.
+    """
+    return _kept_arguments(arguments) if len(arguments) <= KEPT_ARGUMENTS else _parsed(arguments)
+
+
+KEPT_ARGUMENTS: Final = 1_024
+"""Longest arguments of a call that are cached, in characters; 4,096 calls are, at most about 20 MB."""
+
+
+@lru_cache(maxsize=4_096)
+def _kept_arguments(arguments: str) -> dict[str, Any]:
+    return _parsed(arguments)
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
     try:
         parsed = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):

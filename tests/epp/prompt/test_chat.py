@@ -1,5 +1,6 @@
 """Promises of ``chat``: messages and tools as a template sees them (the engine's side: ``tests/engine``)."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -50,6 +51,15 @@ def test_tool_calls_have_the_validated_order_and_parsed_arguments() -> None:
         ["id", "function", "type", "index"],
         [("arguments", {"b": 1, "a": 2}), ("name", "f"), ("extra", 1)],
     )
+
+
+@pytest.mark.parametrize("size", [1, 1_000, 1_024, 5_000])
+def test_arguments_of_any_length_are_parsed_each_time_alike(size: int) -> None:
+    """Arguments that are cached, and those that are too long for it, are the same object in each turn."""
+    given = {"path": "x" * size, "n": [1, {"é": None}]}
+    for _ in range(2):
+        [message] = template_messages([call(json.dumps(given))], "string")
+        assert message["tool_calls"][0]["function"]["arguments"] == given
 
 
 @pytest.mark.parametrize("arguments", ["", "nonsense", "[1]", "5", "null", "[" * 100_000])
