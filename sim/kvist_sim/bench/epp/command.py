@@ -61,6 +61,7 @@ BLOCKS_METRIC: Final = "kvist_epp_index_blocks"
 CONCURRENCIES: Final = (1, AIM_CONCURRENCY)
 SIZES: Final = (1, 8, 40, 160, 450)
 QUICK_SIZES: Final = (1, 450)
+SHAPES: Final = (PromptShape.COMPLETION, PromptShape.CHAT_2, PromptShape.CHAT_40)
 QUICK_SHAPES: Final = (PromptShape.COMPLETION, PromptShape.CHAT_2)
 ROUNDS: Final = 5
 SECONDS: Final = 2.4
@@ -158,7 +159,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> EppPlan:
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
-    shapes = QUICK_SHAPES if options.quick else tuple(PromptShape)
+    shapes = QUICK_SHAPES if options.quick else SHAPES
     if options.shape:
         shapes = (PromptShape[options.shape.upper().replace("-", "_")],)
     return EppPlan(

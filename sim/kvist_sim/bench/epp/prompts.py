@@ -25,6 +25,21 @@ WARM_SHARE: Final = 0.75
 _WORD_BYTES: Final = 5.0
 """Less than an average word and its blank, so that a text of size / this many words is long enough to cut."""
 _CHAT_TURNS: Final = 40
+_TOOLS: Final = [
+    {
+        "type": "function",
+        "function": {
+            "name": f"tool_{number}",
+            "description": "Reads a part of a file and returns its lines with their numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}, "lines": {"type": "array"}},
+                "required": ["path"],
+            },
+        },
+    }
+    for number in range(10)
+]
 
 
 class PromptShape(Enum):
@@ -33,6 +48,11 @@ class PromptShape(Enum):
     COMPLETION = "completion"
     CHAT_2 = "chat of 2"
     CHAT_40 = "chat of 40"
+    PARTS_40 = "parts of 40"
+    """A chat of 40 messages whose contents are lists of parts, as many clients send them."""
+    AGENT_40 = "agent of 40"
+    """A chat of 40 messages with ten tools: each answer calls one of them, and the next message is its
+    result."""
 
     @property
     def path(self) -> str:
@@ -45,7 +65,8 @@ class Kind:
     """Size and shape of a request."""
 
     kilobytes: int
-    """Length of the prompt's text, all messages together, in units of 1,000 bytes."""
+    """Length of the prompt's text, all messages together, in units of 1,000 bytes; calls and tools are not
+    counted."""
     shape: PromptShape
 
     @property
@@ -83,11 +104,28 @@ def _json(shape: PromptShape, words: str) -> bytes:
     if shape is PromptShape.COMPLETION:
         request["prompt"] = words
     else:
-        request["messages"] = _messages(words, 2 if shape is PromptShape.CHAT_2 else _CHAT_TURNS)
+        messages = _messages(words, 2 if shape is PromptShape.CHAT_2 else _CHAT_TURNS)
+        if shape is PromptShape.PARTS_40:
+            messages = [each | {"content": [{"type": "text", "text": each["content"]}]} for each in messages]
+        if shape is PromptShape.AGENT_40:
+            request["tools"] = _TOOLS
+            messages = list(map(_as_agent, itertools.count(), messages))
+        request["messages"] = messages
     return json.dumps(request, separators=(",", ":")).encode()
 
 
-def _messages(words: str, count: int) -> list[dict[str, str]]:
+def _as_agent(at: int, message: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer with a call, or the result of the call before; system and first question stay."""
+    if at < 2:
+        return message
+    if message["role"] == "user":
+        return {"role": "tool", "tool_call_id": f"call_{at - 1}", "content": message["content"]}
+    arguments = json.dumps({"path": f"src/module_{at}.py", "lines": [at, at + 40]})
+    function = {"name": f"tool_{at % len(_TOOLS)}", "arguments": arguments}
+    return message | {"tool_calls": [{"id": f"call_{at}", "type": "function", "function": function}]}
+
+
+def _messages(words: str, count: int) -> list[dict[str, Any]]:
     """Return a system message with a quarter of the words, and turns with equal parts of the rest."""
     system, rest = words[: len(words) // 4], words[len(words) // 4 :]
     cuts = [len(rest) * turn // (count - 1) for turn in range(count)]
