@@ -11,7 +11,8 @@ A request that cannot be rendered exactly as the engine does is routed by load a
 - ``template``: a chat template, with bounded work, and the content format that it expects.
 - ``template_environment``: the environment in which a chat template is compiled, and the budget of a render.
 - ``render_plan``: plans for chats of known shapes, which are rendered without running the template.
-- ``render_trace``: watches what a template does with contents, of which a plan is made.
+- ``render_trace``: the environment that watches what a template does with contents, of which a plan is made.
+- ``traced_values``: contents and arguments of calls that note what is done with them.
 - ``vocab``: the bytes of each token of a tokenizer.
 - ``model``: a model's files: where they come from, its template and its vocabulary.
 """

@@ -146,16 +146,22 @@ def _add_others(seen: dict[str, Any], message: dict[str, Any], role: str) -> Non
 
 def _call(call: dict[str, Any], reorder: bool) -> dict[str, Any]:
     try:
-        function = {**call["function"], "arguments": _arguments(call["function"]["arguments"])}
-        if not reorder:
-            return {**call, "function": function}
-        function = {"arguments": function["arguments"], "name": function["name"]} | function
-        return {"id": call["id"], "function": function, "type": call["type"]} | call | {"function": function}
+        arguments = call_arguments(call["function"]["arguments"])
+        return ordered_call(call, {**call["function"], "arguments": arguments}, reorder=reorder)
     except (KeyError, TypeError):
         raise UnrenderableError("tool-call") from None
 
 
-def _arguments(arguments: str) -> dict[str, Any]:
+def ordered_call(call: dict[str, Any], function: dict[str, Any], *, reorder: bool) -> dict[str, Any]:
+    """Return a call with this function, its fields in the order of the chat API's validation (``reorder``) or
+    as sent. Raises KeyError for a field that the validation requires."""
+    if not reorder:
+        return {**call, "function": function}
+    function = {"arguments": function["arguments"], "name": function["name"]} | function
+    return {"id": call["id"], "function": function, "type": call["type"]} | call | {"function": function}
+
+
+def call_arguments(arguments: str) -> dict[str, Any]:
     """Return a JSON object; empty for invalid arguments, as in vLLM, so that a chat can go on.
 
     Agents send all calls so far with each turn: short ones are parsed once.

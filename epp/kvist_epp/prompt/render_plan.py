@@ -1,9 +1,10 @@
 """Render chats of a known shape without running their template.
 
-Chats of one *shape* have the same roles, tools and variables, and each message is a role and one text, or
-parts that are all texts. A template does the same with all of them, as far as it does not look into the
-texts, and where it does, a ``RenderPlan`` checks that it would see the same (``render_trace``). The prompt is
-then the literals between the contents, which are joined: 40 messages take a tenth of the template's time.
+Chats of one *shape* have the same roles, tools and variables, and their messages the same fields: one text,
+parts that are all texts, calls of tools and their results. A template does the same with all of them, as far
+as it does not look into the texts, and where it does, a ``RenderPlan`` checks that it would see the same
+(``render_trace``). The prompt is then the literals between the contents, which are joined: 40 messages take a
+tenth of the template's time.
 
 A chat that fails a check, or whose shape is new, is rendered by the template. Shapes that come a second time
 get a plan, which is compared with the template on that chat, and on one with other contents, before it is
@@ -11,14 +12,14 @@ used (``docs/decisions/0028``).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat
-from kvist_epp.prompt.render_trace import Pieces, Step, Trace, TracedText
+from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, call_arguments, ordered_call
 from kvist_epp.prompt.request_types import BILLING_HEADER, Chat
 from kvist_epp.prompt.template_environment import now
+from kvist_epp.prompt.traced_values import Pieces, Step, Trace, TracedText, Value
 
 MAX_PLANS: Final = 512
 """Plans and seen shapes of one template; the least recent give way."""
@@ -40,10 +41,27 @@ _MARK: Final = "KVIST-MARK"
 """Put into contents to see whether a plan finds its place."""
 _FIELDS: Final = frozenset((str, bool, int))
 
-Speaker = str | tuple[str, int]
-"""Role of a message, and the number of its parts where a template sees another number of them than one."""
+MAX_VALUES: Final = 4 * MAX_MESSAGES
+"""Texts, names and arguments of a chat that gets a plan."""
+
+
+class Turn(NamedTuple):
+    """What a message has beside one text. Its values are the texts, then ``id``, ``name`` and ``arguments``
+    of each call, then the ``fields``."""
+
+    role: str
+    parts: int
+    """Texts that a template sees."""
+    calls: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    """Fields of each call and of its function, in their order."""
+    fields: tuple[str, ...] = ()
+    """``tool_call_id`` and ``name``, as far as it has them."""
+
+
+Speaker = str | Turn
+"""A message by its role, if it is one text and nothing else."""
 Shape = tuple[Any, ...]
-"""Who speaks, tools, ``add_generation_prompt``, and variables."""
+"""Who speaks, tools, ``add_generation_prompt``, ``reorder_calls`` and variables."""
 
 
 class RenderPlan:
@@ -71,9 +89,9 @@ class RenderPlan:
         self.size = sum(map(len, form))
         """Characters of the literals."""
 
-    def render(self, contents: Sequence[str]) -> str | None:
+    def render(self, contents: Sequence[Value]) -> str | None:
         """Return the prompt; None if the template would look at these contents in another way."""
-        values: Sequence[str] = contents
+        values: Sequence[Any] = contents
         if self._steps:
             values = list(contents)
             for function, number, arguments, expected in self._steps:
@@ -142,16 +160,16 @@ class RenderPlans:
         while len(plans) > MAX_PLANS or (self._size > MAX_BYTES and len(plans) > 1):
             self._size -= _size(plans.popitem(last=False)[1])
 
-    def _made(self, chat: Chat, speakers: Sequence[Speaker], contents: list[str]) -> RenderPlan | None:
+    def _made(self, chat: Chat, speakers: Sequence[Speaker], contents: list[Value]) -> RenderPlan | None:
         """Return a plan that does with these contents, and with others, what the template does."""
         trace = Trace(contents)
         try:
-            rendered = self._render_traced(trace, chat, self._messages(speakers, trace.contents))
+            rendered = self._render_traced(trace, chat, self._messages(chat, speakers, trace.contents))
             if trace.spoiled:
                 return None
             plan = RenderPlan(trace, rendered, chat.tools)
-            for texts in (contents, [_marked(text) for text in contents]):
-                if plan.render(texts) != self._render(chat, self._messages(speakers, texts)):
+            for texts in (contents, [_marked(value) for value in contents]):
+                if plan.render(texts) != self._render(chat, self._messages(chat, speakers, texts)):
                     return None
         except Exception:  # noqa: BLE001 a template may raise anything
             return None
@@ -159,16 +177,25 @@ class RenderPlans:
             trace.release()
         return plan
 
-    def _messages(self, speakers: Sequence[Speaker], contents: Iterable[str]) -> list[dict[str, Any]]:
-        """Return the messages as ``chat.template_messages`` does, with these contents."""
+    def _messages(
+        self, chat: Chat, speakers: Sequence[Speaker], values: Iterable[Value]
+    ) -> list[dict[str, Any]]:
+        """Return the messages as ``chat.template_messages`` does, with these values."""
         messages: list[dict[str, Any]] = []
-        following = iter(contents)
+        following = iter(values)
         for speaker in speakers:
-            role, count = (speaker, 1) if isinstance(speaker, str) else speaker
+            role, count, calls, fields = Turn(speaker, 1) if isinstance(speaker, str) else speaker
             texts = list(islice(following, count))
-            parts = self._style == "openai" and role != "tool"
+            parts = _takes_parts(self._style, role)
             content = [{"type": "text", "text": text} for text in texts] if parts else texts[0]
-            messages.append({"role": role, "content": content})
+            message: dict[str, Any] = {"role": role, "content": content}
+            if calls:
+                made = [_call(*names, following) for names in calls]
+                reorder = chat.reorder_calls
+                message["tool_calls"] = [ordered_call(*call, reorder=reorder) for call in made]
+            for field in fields:
+                message[field] = next(following)
+            messages.append(message)
         return messages
 
 
@@ -176,89 +203,126 @@ def _size(plan: RenderPlan | int) -> int:
     return plan.size if isinstance(plan, RenderPlan) else 0
 
 
-def _marked(text: str) -> str:
-    """Return a text with something more in its middle, unless it is empty."""
-    middle = len(text) // 2
-    return f"{text[:middle]}{_MARK}{text[middle:]}" if text else text
+def _call(
+    names: Sequence[str], of_function: Sequence[str], values: Iterator[Value]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a call and its function with the next three values, fields in this order."""
+    fields = {"id": next(values), "type": "function", "function": {}}
+    function = {"name": next(values), "arguments": next(values)}
+    return {name: fields[name] for name in names}, {name: function[name] for name in of_function}
+
+
+def _marked(value: Value) -> Value:
+    """Return a text with something more in its middle, unless it is empty, or an object with a field more."""
+    if isinstance(value, dict):
+        return {**value, _MARK: [_MARK]}
+    middle = len(value) // 2
+    return f"{value[:middle]}{_MARK}{value[middle:]}" if value else value
+
+
+def _takes_parts(style: ContentFormat, role: str) -> bool:
+    """Return whether a template gets contents of this role as parts: it never does those of tools."""
+    return style == "openai" and role != "tool"
 
 
 def shape_of(
     chat: Chat, variables: Mapping[str, Any], style: ContentFormat = "string"
-) -> tuple[Shape, list[str]] | None:
-    """Return the shape of a chat and its contents; None if it gets no plan.
+) -> tuple[Shape, list[Value]] | None:
+    """Return the shape of a chat and its values; None if it gets no plan.
 
     ``variables`` are those of the request that the template uses, ``style`` is how it gets contents.
     """
     messages = chat.messages
     if len(messages) > MAX_MESSAGES or chat.documents is not None:
         return None
+    speakers: tuple[Speaker, ...]
+    values: list[Any]
     try:
-        speakers: tuple[Speaker, ...] = tuple([message["role"] for message in messages])
-        contents = [message["content"] for message in messages]
+        speakers = tuple([message["role"] for message in messages])
         if not _ROLES.issuperset(speakers):
             return None
-        if {*map(len, messages)} != {2} and not all(map(_only_content, messages)):
-            return None
-    except (KeyError, TypeError):  # a field is absent, or a role cannot be hashed
+        values = [message.get("content") for message in messages]
+        if {*map(type, values)} == {str} and {*map(len, messages)} == {2}:  # texts, and nothing else
+            if any(map(_is_special, values)):
+                return None
+        else:
+            values = []
+            speakers = tuple([_speaker(message, style, values) for message in messages])
+            if len(values) > MAX_VALUES:
+                return None
+    except (KeyError, TypeError, _Odd):  # no role, or one that cannot be hashed
         return None
-    if {*map(type, contents)} != {str}:
-        found = _texts_of_parts(messages, style)
-        if found is None:
-            return None
-        speakers, contents = found
-    for content in contents:
-        if content.startswith(_SPECIAL):
-            return None
     shown = tuple([(name, type(value), value) for name, value in variables.items()]) if variables else ()
     if not _FIELDS.issuperset([kind for _, kind, _ in shown]):
         return None
     tools = 0 if chat.tools is None else id(chat.tools)
-    return (speakers, tools, chat.add_generation_prompt, shown), contents
+    return (speakers, tools, chat.add_generation_prompt, chat.reorder_calls, shown), values
 
 
-def _only_content(message: dict[str, Any]) -> bool:
-    """Return whether a template sees nothing of a message but its role and its content.
+class _Odd(Exception):
+    """A message that is left to the template."""
 
-    An answer that a client library sends back has all fields of the API, most of them null or empty.
+
+def _speaker(message: dict[str, Any], style: ContentFormat, values: list[Value]) -> Speaker:
+    """Return the shape of one message, and add its values.
+
+    An answer that a client library sends back has all fields of the API, most of them null or empty: a
+    template sees nothing of these. Raises _Odd.
     """
-    if len(message) == 2:
-        return True
-    if message["role"] == "tool" and "tool_call_id" in message:
-        return False
-    if message.get("tool_calls") or type(message.get("name")) is str or type(message.get("task")) is str:
-        return False
-    return message.get("reasoning") is None and message.get("reasoning_content") is None
+    role: str = message["role"]
+    texts = _texts(message.get("content"), style, role)
+    values += texts
+    calls: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    fields: list[str] = []
+    if role == "assistant":
+        if message.get("reasoning") is not None or message.get("reasoning_content") is not None:
+            raise _Odd
+        calls += [_call_fields(call, values) for call in message.get("tool_calls") or ()]
+    elif role == "tool" and "tool_call_id" in message:
+        fields.append("tool_call_id")
+    if type(message.get("name")) is str:
+        fields.append("name")
+    if type(message.get("task")) is str:
+        raise _Odd
+    for field in fields:
+        if type(message[field]) is not str:
+            raise _Odd
+        values.append(message[field])
+    if len(texts) == 1 and not calls and not fields:
+        return role
+    return Turn(role, len(texts), tuple(calls), tuple(fields))
 
 
-def _texts_of_parts(
-    messages: list[dict[str, Any]], style: ContentFormat
-) -> tuple[tuple[Speaker, ...], list[str]] | None:
-    """Return who speaks, and the texts that a template of this style gets; None where a part is no text.
-
-    A template that takes one text gets the parts joined by newlines, and so does any template of a tool's
-    answer; another one gets them as they are.
-    """
-    speakers: list[Speaker] = []
+def _texts(content: Any, style: ContentFormat, role: str) -> list[str]:
+    """Return the texts that a template gets of a content: the parts, or one text of their lines. Raises _Odd
+    where a part is no text, or has fields that the template would see."""
+    parts = _takes_parts(style, role)
+    if type(content) is dict:
+        raise _Odd
     texts: list[str] = []
-    for message in messages:
-        role, content = message["role"], message["content"]
-        as_parts = style == "openai" and role != "tool"
-        if type(content) is str:
-            found = [content]
-        elif type(content) is list:
-            found = []
-            for part in content:
-                text = part.get("text") if type(part) is dict and part.get("type") in _TEXTS else None
-                # other fields of a part are seen by templates that take parts
-                if type(text) is not str or text.startswith(_SPECIAL) or (as_parts and len(part) != 2):
-                    return None
-                found.append(text)
-        else:
-            return None
-        if as_parts:
-            speakers.append(role if len(found) == 1 else (role, len(found)))
-            texts += found
-        else:
-            speakers.append(role)
-            texts.append("\n".join(found))
-    return (tuple(speakers), texts) if len(texts) <= MAX_MESSAGES else None
+    for part in [content] if type(content) is str else [] if content is None else content:
+        text = part
+        if type(part) is dict:
+            text = part.get("text") if part.get("type") in _TEXTS else None
+            if parts and len(part) != 2:
+                raise _Odd
+        if type(text) is not str or _is_special(text):
+            raise _Odd
+        texts.append(text)
+    return texts if parts else ["\n".join(texts)]
+
+
+def _call_fields(call: dict[str, Any], values: list[Value]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fields of a call and of its function, and add its id, name and arguments. Raises _Odd."""
+    function = call.get("function") if type(call) is dict else None
+    if type(function) is not dict or len(call) != 3 or len(function) != 2 or call.get("type") != "function":
+        raise _Odd
+    sent = call["id"], function["name"], function["arguments"]
+    if {*map(type, sent)} != {str}:
+        raise _Odd
+    values += (sent[0], sent[1], call_arguments(sent[2]))
+    return tuple(call), tuple(function)
+
+
+def _is_special(text: str) -> bool:
+    return text.startswith(_SPECIAL)

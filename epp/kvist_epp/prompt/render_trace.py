@@ -18,190 +18,22 @@ Example: ``<u>{{ m.content | trim }}{% if m.content %}!{% endif %}`` gives the d
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from jinja2 import nodes, runtime, utils, visitor
 
 from kvist_epp.prompt.chat import Tool
-from kvist_epp.prompt.template_environment import Generation, TemplateEnvironment, now
-
-Pieces = tuple[str | int, ...]
-"""A text: literals, and numbers of values."""
-
-Step = tuple[Callable[..., Any], int, tuple[Any, ...], bool | None]
-"""Function, number of the value it takes first, its further arguments, and the result of a check; None: the
-result is a new value."""
-
-
-class UntraceableError(Exception):
-    """The template does something with a content that cannot be noted."""
-
-
-class Trace:
-    """Notes of one render: the contents are its first values."""
-
-    def __init__(self, contents: Sequence[str]) -> None:
-        self.contents = [TracedText(text, (number,), self) for number, text in enumerate(contents)]
-        self.steps: list[Step] = []
-        self.dates: dict[str, str] = {}
-        """Patterns of ``strftime_now``, and what they gave."""
-        self.spoiled = False
-        """An ``UntraceableError`` was raised, whether or not the template's environment caught it."""
-        self._values = len(contents)
-        self._known: dict[tuple[Any, ...], Any] = {}
-
-    def release(self) -> None:
-        """Drop the contents, which refer to the trace."""
-        self.contents.clear()
-        self._known.clear()
-
-    def fail(self, what: str) -> NoReturn:
-        """Raise ``UntraceableError`` and mark the trace as spoiled."""
-        self.spoiled = True
-        raise UntraceableError(what)
-
-    def check(self, function: Callable[..., bool], text: "TracedText", *arguments: Any) -> bool:
-        """Return the result of a function of a text, and note it."""
-        key = (function, text.pieces, arguments)
-        if key not in self._known:
-            result = bool(function(text.plain, *arguments))
-            self.steps.append((function, self._number(text), arguments, result))
-            self._known[key] = result
-        return bool(self._known[key])
-
-    def derive(self, function: Callable[..., str], text: "TracedText", *arguments: Any) -> "TracedText":
-        """Return the text that a function makes of a text, and note it."""
-        step: Step = (function, self._number(text), arguments, None)
-        return self._value(step, function(text.plain, *arguments))
-
-    def _number(self, text: "TracedText") -> int:
-        """Return the number of the value that is this text, which is joined if it has several pieces."""
-        pieces = text.pieces
-        if len(pieces) == 1 and type(pieces[0]) is int:
-            return pieces[0]
-        numbers = tuple(piece for piece in pieces if type(piece) is int)
-        form = tuple(piece if type(piece) is str else None for piece in pieces)
-        step: Step = (fill, -1, (form, numbers), None)  # -1: it takes all values
-        return self._value(step, text.plain).pieces[0]  # type: ignore[return-value]
-
-    def _value(self, step: Step, text: str) -> "TracedText":
-        self.steps.append(step)
-        self._values += 1
-        return TracedText(text, (self._values - 1,), self)
-
-
-def fill(values: Sequence[str], form: Sequence[str | None], numbers: Sequence[int]) -> str:
-    """Return a text of literals and values: each None in ``form`` stands for the value of the next number."""
-    following = iter(numbers)
-    return "".join([values[next(following)] if piece is None else piece for piece in form])
-
-
-def _forbidden(name: str) -> Callable[..., NoReturn]:
-    def method(self: "TracedText", *_arguments: Any, **_named: Any) -> NoReturn:
-        self.trace.fail(name)
-
-    return method
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_NEEDED: Final = _words(
-    "__class__ __new__ __init__ __getattribute__ __setattr__ __delattr__ __dir__ __doc__ __init_subclass__ "
-    "__subclasshook__ __sizeof__ __str__"
+from kvist_epp.prompt.template_environment import Generation, TemplateEnvironment, now, tojson
+from kvist_epp.prompt.traced_values import (
+    METHODS,
+    Trace,
+    TracedJson,
+    TracedText,
+    UntraceableError,
+    joined,
+    words,
 )
-"""Attributes of ``str`` that are not replaced by methods that raise."""
-
-
-class TracedText(str):
-    """A content, or a text made of contents; ``plain`` has the characters that it has in this render."""
-
-    __slots__ = ("pieces", "trace")
-    pieces: Pieces
-    trace: Trace
-
-    def __new__(cls, text: str, pieces: Pieces, trace: Trace) -> "TracedText":
-        made = str.__new__(cls, text)
-        made.pieces, made.trace = pieces, trace
-        return made
-
-    for _name in dir(str):
-        if _name not in _NEEDED:
-            locals()[_name] = _forbidden(_name)
-    del _name
-
-    @property
-    def plain(self) -> str:
-        """Return the text as an ordinary one."""
-        return "".join((self,))
-
-    def __str__(self) -> str:
-        return self
-
-    def __bool__(self) -> bool:
-        if any(type(piece) is str and piece for piece in self.pieces):
-            return True
-        return self.trace.check(operator.truth, self)
-
-    def __add__(self, other: object) -> "TracedText":
-        return joined((self, other))
-
-    def __radd__(self, other: object) -> "TracedText":
-        return joined((other, self))
-
-    def strip(self, chars: Any = None, /) -> "TracedText":
-        """Return the text without these characters at its ends."""
-        return self.trace.derive(str.strip, self, self._literal(chars))
-
-    def lstrip(self, chars: Any = None, /) -> "TracedText":
-        """Return the text without these characters at its start."""
-        return self.trace.derive(str.lstrip, self, self._literal(chars))
-
-    def rstrip(self, chars: Any = None, /) -> "TracedText":
-        """Return the text without these characters at its end."""
-        return self.trace.derive(str.rstrip, self, self._literal(chars))
-
-    def replace(self, old: Any, new: Any, count: Any = -1, /) -> "TracedText":
-        """Return the text with another text replaced."""
-        return self.trace.derive(str.replace, self, self._literal(old), self._literal(new), int(count))
-
-    def startswith(self, prefix: Any, /, *bounds: Any) -> bool:
-        """Return whether the text starts so."""
-        return self.trace.check(str.startswith, self, self._literal(prefix), *bounds)
-
-    def endswith(self, suffix: Any, /, *bounds: Any) -> bool:
-        """Return whether the text ends so."""
-        return self.trace.check(str.endswith, self, self._literal(suffix), *bounds)
-
-    def _literal(self, argument: Any) -> Any:
-        if argument is not None and type(argument) is not str:
-            self.trace.fail("argument")
-        return argument
-
-
-def joined(texts: Iterable[Any]) -> TracedText:
-    """Return the concatenation of texts, of which at least one is traced."""
-    pieces: list[str | int] = []
-    plain: list[str] = []
-    trace: Trace | None = None
-    strange = False
-    for text in texts:
-        if type(text) is TracedText:
-            trace = text.trace
-            pieces += text.pieces
-            plain.append(text.plain)
-        elif type(text) is str:
-            pieces.append(text)
-            plain.append(text)
-        else:
-            strange = True
-    assert trace is not None, "one is traced"
-    if strange:
-        trace.fail("concatenation")
-    return TracedText("".join(plain), tuple(pieces), trace)
-
 
 NO_TRACE: Final = Trace(())
 """That of a template which is not rendered."""
@@ -224,6 +56,7 @@ class TracingEnvironment(TemplateEnvironment):
         for name in ("iterable", "sequence"):
             tests[name] = functools.partial(self._test_kind, tests[name])
         self.tests = tests
+        self.filters["tojson"] = self._tojson
         self.filters["_compared"] = self._compared
         self.filters["_concatenated"] = self._concatenated
         self.globals["strftime_now"] = self._now
@@ -273,12 +106,14 @@ class TracingEnvironment(TemplateEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Look up an attribute; a traced text has the methods that it traces."""
         if type(obj) is TracedText:
-            return getattr(obj, attribute) if attribute in _METHODS else self.trace.fail(attribute)
+            return getattr(obj, attribute) if attribute in METHODS else self.trace.fail(attribute)
+        if type(obj) is TracedJson:
+            self.trace.fail(attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up an item; a traced text has none, and is no key."""
-        if type(obj) is TracedText or type(argument) is TracedText:
+        if type(obj) in _TRACED or type(argument) in _TRACED:
             self.trace.fail("item")
         return super().getitem(obj, argument)
 
@@ -297,7 +132,17 @@ class TracingEnvironment(TemplateEnvironment):
 
     def _test_kind(self, test: Callable[[Any], bool], value: Any) -> bool:
         """Return whether a value is iterable, or a sequence; a text is both."""
+        if type(value) is TracedJson:
+            self.trace.fail("kind")
         return type(value) is TracedText or test(value)
+
+    def _tojson(self, value: Any, *args: Any, **kwargs: Any) -> str:
+        """Return a value as JSON; what holds a text, or arguments of a call, becomes a derived value."""
+        if not touches(value):
+            return tojson(value, *args, **kwargs)
+        if any(map(touches, (*args, *kwargs.values()))):
+            self.trace.fail("tojson")
+        return self.trace.derive_json(functools.partial(tojson, **kwargs), value, *args)
 
     def _compared(self, left: Any, right: Any, operation: str) -> bool:
         """Compare; a text is compared with a literal, or asked whether it contains one."""
@@ -357,6 +202,9 @@ class _Rewriter(visitor.NodeTransformer):
         )
 
 
+_TRACED: Final = (TracedText, TracedJson)
+
+
 def touches(value: Any) -> bool:
     """Return whether a value is, holds, or could lead to a traced text."""
     kind = type(value)
@@ -370,10 +218,9 @@ def touches(value: Any) -> bool:
 _LITERALS: Final = frozenset((str, int, float, bool, type(None)))
 _HIDDEN: Final = ("_loop_vars", "_block_vars")
 """Arguments that jinja2 adds to each call."""
-_METHODS: Final = _words("strip lstrip rstrip replace startswith endswith")
-_FILTERS: Final = _words("trim string default d length count first last list selectattr rejectattr _charged")
+_FILTERS: Final = words("trim string default d length count first last list selectattr rejectattr _charged")
 """Filters that use a text only through its methods, or hand it on."""
-_TESTS: Final = _words(
+_TESTS: Final = words(
     "string mapping number integer float boolean none defined undefined true false callable iterable sequence"
 )
 """Tests of a value's type."""
@@ -390,7 +237,7 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 _NODES: Final[frozenset[type]] = frozenset(
     getattr(nodes, name)
-    for name in _words(
+    for name in words(
         "Output TemplateData Name NSRef Const Tuple List Dict Pair Keyword CondExpr Filter Test Call Getitem "
         "Getattr Slice Concat Compare Operand Not Neg Pos And Or For If Macro CallBlock FilterBlock Assign "
         "AssignBlock ExtensionAttribute ExprStmt Break Continue Add Sub Mul Div FloorDiv Mod Pow"

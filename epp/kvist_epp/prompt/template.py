@@ -16,9 +16,10 @@ from jinja2 import meta, nodes
 from kvist_epp.prompt import chat as chats
 from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, UnrenderableError
 from kvist_epp.prompt.render_plan import RenderPlans
-from kvist_epp.prompt.render_trace import NO_TRACE, Trace, TracingEnvironment, UntraceableError
+from kvist_epp.prompt.render_trace import NO_TRACE, TracingEnvironment
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template_environment import CompiledTemplate, TemplateEnvironment, TooMuchWork
+from kvist_epp.prompt.traced_values import Trace, UntraceableError
 
 COPY_LIMIT: Final = 4_000_000_000
 """Bound on messages times bytes of the body: half a second of copying for the worst template."""

@@ -13,6 +13,7 @@ import datetime as dt
 import json
 import types
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import jinja2
@@ -55,7 +56,7 @@ class TemplateEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
-        self.filters["tojson"] = _tojson
+        self.filters["tojson"] = tojson
         self.filters["_charged"] = self._charged
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = now
@@ -146,13 +147,14 @@ class CompiledTemplate:
             given.clear()
 
 
-def _tojson(
+def tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    """Return a value as JSON, as transformers' filter does; that of a tool is kept."""
     options = (ensure_ascii, indent, separators, sort_keys)
     if type(value) is not Tool:
         return _dumped(value, *options)
@@ -164,7 +166,16 @@ def _tojson(
 def _dumped(
     value: Any, ascii_only: bool, indent: int | None, separators: tuple[str, str] | None, sort: bool
 ) -> str:
-    return json.dumps(value, ensure_ascii=ascii_only, indent=indent, separators=separators, sort_keys=sort)
+    pair = None if separators is None else tuple(separators)
+    return _encoder(bool(ascii_only), indent, pair, bool(sort)).encode(value)
+
+
+@lru_cache(maxsize=64)
+def _encoder(
+    ascii_only: bool, indent: int | None, separators: tuple[str, str] | None, sort: bool
+) -> json.JSONEncoder:
+    """Return what ``json.dumps`` makes for each call."""
+    return json.JSONEncoder(ensure_ascii=ascii_only, indent=indent, separators=separators, sort_keys=sort)
 
 
 def _raise(message: str) -> None:

@@ -1,0 +1,128 @@
+"""Promises of plans for the chats of agents: calls, their arguments and their results."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.epp.prompt.test_render_plan import (
+    LOOKS,
+    PUBLISHED,
+    contents,
+    pair_source,
+    plans,
+    without_addresses,
+)
+from tests.epp.prompt.test_template_parity import SPECIALS
+
+from kvist_epp.prompt.chat import UnrenderableError
+from kvist_epp.prompt.render_plan import shape_of
+from kvist_epp.prompt.request_types import Chat
+from kvist_epp.prompt.template import Template
+
+ARGUMENTS = ['{"a": 1}', '{"path": "é", "n": [1, {"b": null}]}', "{}", "", "no JSON", "[1]", '{"x": 1.50}']
+_EACH = "{% for m in messages %}"
+_CALL = _EACH + "{% for c in m.tool_calls or [] %}"
+_ENDS = "{% endfor %}{% endfor %}"
+CALLS_SHOWN = [
+    _EACH + "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}: "
+    "{{ c.function.arguments | tojson }}{{ c.id }}{% endfor %}{{ m.tool_call_id }}{{ m.name }}{% endfor %}",
+    _EACH + "{{ m.content | tojson }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}",
+    _CALL + "{% if c.function.arguments is mapping %}"
+    "{{ {'name': c.function.name, 'parameters': c.function.arguments} | tojson(indent=2) }}{% endif %}"
+    "{{ 'none' if not c.function.arguments }}{{ c.function.arguments is string }}{{ m.content }}" + _ENDS,
+    _CALL + "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}" + _ENDS,
+    _CALL + "{{ c.function.arguments }}{{ c.function.arguments | length }}" + _ENDS,
+    _CALL + "{{ c.function.arguments.a }}{{ c.function.arguments['a'] }}" + _ENDS,
+    _EACH + "{{ (m.tool_calls or []) | map(attribute='function') | list | tojson }}{% endfor %}",
+    _CALL + "{{ c | tojson }}{% for k, v in c.items() %}{{ k }}{% endfor %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}" + _ENDS,
+    _EACH + "{{ m | tojson }}{% for c in m.tool_calls or [] %}{{ c.function.arguments == {} }}"
+    "{{ c.function.arguments is iterable }}{{ c.function.arguments ~ 1 }}" + _ENDS,
+]
+"""Templates that do all kinds of things with calls; all but the first three cannot be traced."""
+
+
+@st.composite
+def chats_of_agents(draw: st.DrawFn) -> list[Chat]:
+    """Return several chats of agents with the same roles, whose calls and contents have few forms."""
+    turns = draw(st.lists(st.sampled_from(["user", "assistant", "calls", "tool"]), min_size=1, max_size=5))
+    counts = [draw(st.integers(0, 2)) for _ in turns]
+    with_names, canonical = draw(st.booleans()), draw(st.booleans())
+
+    def call(number: int) -> dict[str, Any]:
+        function = {"name": draw(contents), "arguments": draw(st.sampled_from(ARGUMENTS))}
+        made = {"id": f"call_{number}", "type": "function", "function": function}
+        return made if canonical else dict(reversed(made.items()))
+
+    def message(kind: str, count: int) -> dict[str, Any]:
+        if kind == "calls":
+            content = draw(st.sampled_from([None, "", "text", "</think> x"]))
+            return {"role": "assistant", "content": content, "tool_calls": list(map(call, range(count)))}
+        if kind == "tool":
+            more = {"name": draw(contents)} if with_names else {}
+            return {"role": "tool", "content": draw(contents), "tool_call_id": "call_0", **more}
+        return {"role": kind, "content": draw(contents)}
+
+    reorder = draw(st.booleans())
+    return [
+        Chat([message(*turn) for turn in zip(turns, counts, strict=True)], reorder_calls=reorder)
+        for _ in range(draw(st.integers(4, 6)))
+    ]
+
+
+@pytest.mark.parametrize("source", [*PUBLISHED, *LOOKS, *CALLS_SHOWN])
+@settings(max_examples=15, deadline=None)
+@given(chats=chats_of_agents())
+def test_chats_of_agents_are_rendered_as_the_template_does(source: str, chats: list[Chat]) -> None:
+    """Calls, their arguments and their results come out as by the template, which parity tests compare with
+    jinja2, whatever plans were made before."""
+    template = Template(pair_source(source) if source in PUBLISHED else source, SPECIALS)
+    for chat in chats:
+        try:
+            expected = template._rendered(chat)
+        except UnrenderableError:
+            expected = None
+        try:
+            rendered = template.render(chat)
+        except UnrenderableError:
+            rendered = None
+        assert without_addresses(rendered) == without_addresses(expected)
+
+
+def agent(*texts: str) -> Chat:
+    """Return a chat in which the model calls a tool with each text, and answers at the end."""
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "do"}]
+    for number, text in enumerate(texts):
+        function = {"name": f"f{len(text)}", "arguments": json.dumps({"text": text})}
+        call = {"id": f"call{number:05}", "type": "function", "function": function}
+        turns.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        turns.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+    return Chat(turns)
+
+
+@pytest.mark.parametrize("source", ["sim", "chatml", "deepseek", "llama3", *CALLS_SHOWN[:3]])
+def test_agents_have_plans(source: str) -> None:
+    """Where a template prints arguments as JSON, the third chat of a shape has a plan."""
+    template = Template(pair_source(source) if source in PUBLISHED else source, SPECIALS)
+    for text in ("one", "two"):
+        template.render(agent(text, f"{text}!"))
+    [plan] = plans(template)
+    third = agent("three \u00e9", "")
+    known = shape_of(third, {}, template.style)
+    assert known is not None
+    assert plan.render(known[1]) in (template._rendered(third), None)
+    fourth = agent("four", "x")
+    known = shape_of(fourth, {}, template.style)
+    assert known is not None
+    assert plan.render(known[1]) == template._rendered(fourth)
+
+
+@pytest.mark.parametrize("source", CALLS_SHOWN[3:7])
+def test_templates_that_read_arguments_have_no_plan(source: str) -> None:
+    """A template that goes through the arguments of a call runs for each chat."""
+    template = Template(source, SPECIALS)
+    for _ in range(6):
+        template.render(agent("one"))
+    assert plans(template) == []
