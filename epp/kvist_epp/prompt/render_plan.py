@@ -46,7 +46,7 @@ MAX_VALUES: Final = 4 * MAX_MESSAGES
 
 
 class Turn(NamedTuple):
-    """What a message has beside one text. Its values are the texts, then ``id``, ``name`` and ``arguments``
+    """A message that is not one text alone. Its values are the texts, then ``id``, ``name`` and ``arguments``
     of each call, then the ``fields``."""
 
     role: str

@@ -104,7 +104,7 @@ def agent(*texts: str) -> Chat:
 
 @pytest.mark.parametrize("source", ["sim", "chatml", "deepseek", "llama3", *CALLS_SHOWN[:3]])
 def test_agents_have_plans(source: str) -> None:
-    """Where a template prints arguments as JSON, the third chat of a shape has a plan."""
+    """The third chat of a shape has a plan if the template prints arguments as JSON."""
     template = Template(pair_source(source) if source in PUBLISHED else source, SPECIALS)
     for text in ("one", "two"):
         template.render(agent(text, f"{text}!"))
