@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Self, cast
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+HTTP_OK: Final = 200
+_WITHOUT_BODY: Final = (204, 304)
 MAX_HEAD_BYTES: Final = 65_536
 _HEAD_END: Final = b"\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -28,13 +30,15 @@ class PageConnection(asyncio.Protocol):
     def __init__(self, hostport: str, max_bytes: int) -> None:
         self.odd = False
         """True if an answer was not of the expected kind: a full client has to ask."""
+        self.refusals: dict[str, int] = {}
+        """Statuses but 200 by path, as far as a full client has confirmed them."""
         self._headers = (f"Host: {hostport}", "Accept: */*")
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Page | None] | None = None
         self._data = bytearray()
         self._begin = self._size = self._status = 0
-        self._chunked = False
+        self._chunked = self._last = False
 
     @classmethod
     async def open(cls, address: str, port: int, hostport: str, max_bytes: int) -> Self:
@@ -91,7 +95,7 @@ class PageConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Collect the answer; one that is not understood closes the connection."""
-        if self._answer is None:
+        if self._answer is None or self._answer.done():
             self.close()
             return
         self._data += data
@@ -119,6 +123,9 @@ class PageConnection(asyncio.Protocol):
         if not head.startswith(b"http/1.1 ") or b"\r\ncontent-encoding:" in head:
             raise ValueError("not a plain page")
         self._status = int(head[9:12])
+        if self._status < HTTP_OK or self._status in _WITHOUT_BODY:
+            raise ValueError("an answer without a body")
+        self._last = b"\r\nconnection: close\r\n" in head
         self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in head
         if not self._chunked:
             _, found, rest = head.partition(b"\r\ncontent-length:")
@@ -148,6 +155,8 @@ class PageConnection(asyncio.Protocol):
         self._begin = 0
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(None if body is None else Page(self._status, body))
+        if self._last:
+            self.close()
 
 
 def _without_chunks(data: bytearray, at: int) -> bytes | None:

@@ -20,7 +20,7 @@ from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
 from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
 from kvist_epp.endpoints.engine_session import engine_session
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
-from kvist_epp.endpoints.page_connection import NO_HEADERS, Page, PageConnection
+from kvist_epp.endpoints.page_connection import HTTP_OK, NO_HEADERS, Page, PageConnection
 from kvist_epp.engines.vllm.engine_metrics import (
     FULL_CACHE,
     EngineSample,
@@ -42,7 +42,6 @@ MAX_DOUBLINGS: Final = 16
 """Times that the pause between requests for a list of models that cannot be read is doubled, at most."""
 MAX_WARNINGS: Final = 16
 """Different reasons for missing metrics that are logged."""
-HTTP_OK: Final = 200
 SERVER_ERROR: Final = 500
 """HTTP status of ``/health`` from which an engine is not healthy; vLLM answers 503 once its core has died.
 Other servers may have no such page."""
@@ -209,11 +208,10 @@ class Scraper:
         else:
             missed, state.metrics_problem, state.pages_missed = bool(state.metrics_problem), "", 0
             state.page_digest = digest
-            if lines == state.lines and not missed:
-                return state.sample
-            state.lines = lines
-            return parse_metrics(lines.decode(errors="replace"))
-        if (status := await self._status(state, "/health")) >= SERVER_ERROR:
+            if lines != state.lines or missed:
+                state.lines, state.sample = lines, parse_metrics(lines.decode(errors="replace"))
+            return state.sample
+        if (status := (await self._ask(state, "/health")).status) >= SERVER_ERROR:
             raise ValueError(f"GET /health returned HTTP status {status}")
         state.pages_missed += 1
         if not state.metrics_problem and state.pages_missed < self._failures:
@@ -222,19 +220,30 @@ class Scraper:
         state.metrics_problem = problem
         return EngineSample()
 
-    async def _status(self, state: EngineState, path: str) -> int:
-        """Return the HTTP status of a page. Raises aiohttp.ClientError, TimeoutError or OSError."""
-        if (page := await self._page(state, path)) is not None:
-            return page.status
-        assert self._session is not None, "a page was asked for before"
-        url = f"http://{state.endpoint.hostport}{path}"
-        async with self._session.get(url, allow_redirects=False) as response:
-            return response.status
+    async def _ask(self, state: EngineState, path: str, headers: Mapping[str, str] = NO_HEADERS) -> Page:
+        """Return a page, on the connection of the last scrape where that is possible; a status but 200 is
+        believed once a full client has got it, too.
 
-    async def _page(
-        self, state: EngineState, path: str, headers: Mapping[str, str] = NO_HEADERS
-    ) -> Page | None:
-        """Return a page on the connection of the last scrape; None where a full client has to ask.
+        Raises aiohttp.ClientError, TimeoutError, OSError or ValueError.
+        """
+        connection, page = await self._connected(state), None
+        if connection is not None:
+            try:
+                page = await connection.get(path, self._timeout, headers)
+            except TimeoutError:
+                connection.odd = True
+                raise
+            if page is not None and (page.status == HTTP_OK or connection.refusals.get(path) == page.status):
+                return page
+        found = await self._ask_in_full(state.endpoint, path, headers)
+        if connection is not None and page is not None:
+            connection.refusals[path] = page.status
+            connection.odd |= page.status != found.status
+        return found
+
+    async def _connected(self, state: EngineState) -> PageConnection | None:
+        """Return the connection of an engine, opened if need be; None where a full client has to ask, who
+        finds the reason.
 
         Raises TimeoutError.
         """
@@ -247,6 +256,7 @@ class Scraper:
             return None
         if connection is None or not connection.usable:
             place = endpoint.address, endpoint.port, endpoint.hostport
+            refusals = {} if connection is None else connection.refusals
             try:
                 async with asyncio.timeout(self._timeout):
                     connection = await PageConnection.open(*place, MAX_PAGE_BYTES)
@@ -254,8 +264,24 @@ class Scraper:
                 raise
             except OSError:
                 return None
+            connection.refusals = refusals
             self._connections[endpoint.key] = connection
-        return await connection.get(path, self._timeout, headers)
+        return connection
+
+    async def _ask_in_full(self, endpoint: Endpoint, path: str, headers: Mapping[str, str]) -> Page:
+        """Return a page by a full client; of a status but 200 without its content. Raises as ``_ask``."""
+        if self._session is None:
+            raise RuntimeError("the scraper must be used with `async with`")
+        url = f"http://{endpoint.hostport}{path}"
+        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            if response.status != HTTP_OK:
+                return Page(response.status, b"")
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MAX_PAGE_BYTES:
+                    raise ValueError(f"the answer to GET {path} is larger than {MAX_PAGE_BYTES} bytes")
+            return Page(response.status, bytes(body))
 
     async def _models(self, state: EngineState, now: float) -> ServedModels:
         """Return what ``/v1/models`` says if it is due, else what is known."""
@@ -288,20 +314,9 @@ class Scraper:
 
         Raises PermissionError, ValueError, aiohttp.ClientError, TimeoutError or OSError.
         """
-        if (page := await self._page(state, path, headers)) is not None:
-            _check_status(path, page.status)
-            return page.body
-        if self._session is None:
-            raise RuntimeError("the scraper must be used with `async with`")
-        url = f"http://{state.endpoint.hostport}{path}"
-        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-            _check_status(path, response.status)
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > MAX_PAGE_BYTES:
-                    raise ValueError(f"the answer to GET {path} is larger than {MAX_PAGE_BYTES} bytes")
-            return bytes(body)
+        page = await self._ask(state, path, headers)
+        _check_status(path, page.status)
+        return page.body
 
     def on_answer(
         self, state: EngineState, sample: EngineSample, served: ServedModels, asked_at: float

@@ -166,21 +166,25 @@ def call_arguments(arguments: str) -> dict[str, Any]:
 
     Agents send all calls so far with each turn: short ones are parsed once.
     """
-    return _kept_arguments(arguments) if len(arguments) <= KEPT_ARGUMENTS else _parsed(arguments)
+    if not arguments:
+        return {}
+    short = type(arguments) is str and len(arguments) <= KEPT_ARGUMENTS
+    return _kept_arguments(arguments) if short else _parsed(arguments)
 
 
-KEPT_ARGUMENTS: Final = 1_024
-"""Longest arguments of a call that are cached, in characters; 4,096 calls are, at most about 20 MB."""
+KEPT_ARGUMENTS: Final = 512
+"""Longest arguments of a call that are cached, in characters. 1,024 calls are: 2 MB of usual ones, some 25 MB
+of lists in lists."""
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=1_024)
 def _kept_arguments(arguments: str) -> dict[str, Any]:
     return _parsed(arguments)
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(arguments) if arguments else {}
+        parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}

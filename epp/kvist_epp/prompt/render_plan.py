@@ -137,7 +137,10 @@ class RenderPlans:
         shape, contents = known
         plan = self._plans.get(shape)
         if isinstance(plan, RenderPlan):
-            rendered = plan.render(contents)
+            try:
+                rendered = plan.render(contents)
+            except Exception:  # noqa: BLE001 arguments that are nested too deeply for JSON, say
+                rendered = None
             if rendered is not None:
                 plan.failures = 0
                 self._plans.move_to_end(shape)
@@ -233,7 +236,7 @@ def shape_of(
     ``variables`` are those of the request that the template uses, ``style`` is how it gets contents.
     """
     messages = chat.messages
-    if len(messages) > MAX_MESSAGES or chat.documents is not None:
+    if not messages or len(messages) > MAX_MESSAGES or chat.documents is not None:
         return None
     speakers: tuple[Speaker, ...]
     values: list[Any]

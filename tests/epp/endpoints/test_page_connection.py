@@ -108,6 +108,9 @@ async def test_a_body_that_ends_like_the_last_chunk_is_read_whole() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
+        b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n",
+        b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 two\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.0 200 OK\r\n\r\nhello",
         HEAD + b"\r\nhello",
@@ -126,6 +129,25 @@ async def test_other_answers_are_left_to_a_full_client(answer: bytes) -> None:
     async with Server(answer).connected() as connection:
         assert await connection.get("/metrics", 5.0) is None
         assert (connection.odd, connection.usable) == (True, False)
+
+
+async def test_a_server_that_will_close_is_not_asked_again() -> None:
+    """A connection whose answer says that it is the last one is closed here, too."""
+    last = HEAD + b"Connection: close\r\nContent-Length: 5\r\n\r\nhello"
+    async with Server(last).connected() as connection:
+        assert await connection.get("/metrics", 5.0) == HELLO
+        assert (connection.usable, connection.odd) == (False, False)
+
+
+async def test_what_comes_behind_an_answer_is_not_the_next_one() -> None:
+    """Bytes that follow an answer close the connection, also before the answer was taken."""
+    async with Server(PLAIN).connected() as connection:
+        asking = asyncio.create_task(connection.get("/metrics", 5.0))
+        await asyncio.sleep(0)
+        connection.data_received(PLAIN)
+        connection.data_received(PLAIN)
+        assert await asking == HELLO
+        assert await connection.get("/health", 5.0) is None
 
 
 async def test_a_server_that_closes_is_not_odd() -> None:

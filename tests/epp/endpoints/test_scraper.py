@@ -1,6 +1,7 @@
 """Scraping real HTTP servers that answer, send nonsense, hang and disappear."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -26,22 +27,30 @@ class Engine:
         self.models_status = 200
         self.health = 200
         self.keys: set[str] = set()
+        self.wants_user_agent = False
+        self.connections: set[object] = set()
         self.asked: list[str] = []
         app = web.Application()
         app.add_routes([web.get("/metrics", self.metrics), web.get("/v1/models", self.models)])
         app.add_routes([web.get("/health", self.healthy)])
         self.runner = web.AppRunner(app, access_log=None)
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    def _note(self, request: web.Request) -> None:
         self.asked.append(request.path)
+        self.connections.add(request.transport)
+        if self.wants_user_agent and "User-Agent" not in request.headers:
+            raise web.HTTPForbidden
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        self._note(request)
         return web.Response(text=self.page, status=self.status)
 
     async def healthy(self, request: web.Request) -> web.Response:
-        self.asked.append(request.path)
+        self._note(request)
         return web.Response(status=self.health)
 
     async def models(self, request: web.Request) -> web.Response:
-        self.asked.append(request.path)
+        self._note(request)
         if self.keys and request.headers.get("Authorization", "") not in {
             f"Bearer {key}" for key in self.keys
         }:
@@ -239,6 +248,58 @@ async def test_an_engine_that_dies_behind_a_proxy_is_unreachable(engine: Engine)
 
         states = [change for _, change in told.changes]
         assert states == [ScrapeState.READY, ScrapeState.UNREACHABLE, ScrapeState.READY]
+
+
+async def test_a_server_that_knows_its_clients_is_asked_by_the_full_client(engine: Engine) -> None:
+    """A status that only the cheap connection gets, for want of a header, is not believed."""
+    engine.wants_user_agent = True
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told, models_interval=0.0) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: told.scrapes >= 6)
+        state = scrapes.states["ns/a"]
+        assert (state.metrics_problem, state.models_problem, state.sample.running) == ("", "", 2)
+
+
+async def test_an_engine_without_pages_is_asked_on_one_connection(engine: Engine) -> None:
+    """Pages that are missing are requested on the connection of the last scrape, once a full client has not
+    found them either."""
+    engine.status = engine.models_status = 404
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: len(told.unmeasured) >= 3)
+        engine.connections.clear()
+        seen = len(told.unmeasured)
+        await told.until(lambda: len(told.unmeasured) >= seen + 20)
+        assert len(engine.connections) <= 2
+
+
+async def test_models_that_time_out_on_the_cheap_connection_are_asked_by_the_full_client() -> None:
+    """A list of models in a form that only a full client understands is read by the next request."""
+    answers = {
+        b"/metrics": b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\nvllm:num_requests_running 2.0\n",
+        b"/v1/models": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b'1b\r\n{"data": [{"id": "late"}]} \r\n0\r\nX-Sum: 1\r\n\r\n',
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(answers[head.split()[1]])
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    endpoint, told = Endpoint("a", "ns", "127.0.0.1", server.sockets[0].getsockname()[1]), Told()
+    async with scraper(told, timeout=0.1, models_interval=0.0) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: told.scrapes >= 4)
+        state = scrapes.states["ns/a"]
+        await told.until(lambda: not state.models_problem)
+        assert state.served.models == {"late"}
+    server.close()
+    await server.wait_closed()
 
 
 async def test_an_engine_that_hangs_times_out() -> None:

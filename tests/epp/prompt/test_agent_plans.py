@@ -1,5 +1,6 @@
 """Promises of plans for the chats of agents: calls, their arguments and their results."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -126,3 +127,15 @@ def test_templates_that_read_arguments_have_no_plan(source: str) -> None:
     for _ in range(6):
         template.render(agent("one"))
     assert plans(template) == []
+
+
+def test_arguments_that_are_nested_too_deeply_fail_as_in_the_template() -> None:
+    """Arguments that JSON cannot print are no plan's, and never an error of another kind."""
+    template = Template(CALLS_SHOWN[0], {})
+    for text in ("one", "two", "three"):
+        template.render(agent(text))
+    for depth in range(900, 1_000, 3):
+        chat, nested = agent("x"), "[" * depth + "]" * depth
+        chat.messages[1]["tool_calls"][0]["function"]["arguments"] = f'{{"a": {nested}}}'
+        with contextlib.suppress(UnrenderableError):
+            template.render(chat)

@@ -53,7 +53,7 @@ def test_tool_calls_have_the_validated_order_and_parsed_arguments() -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 1_000, 1_024, 5_000])
+@pytest.mark.parametrize("size", [1, 480, 512, 5_000])
 def test_arguments_of_any_length_are_parsed_each_time_alike(size: int) -> None:
     """Arguments that are cached, and those that are too long for it, are the same object in each turn."""
     given = {"path": "x" * size, "n": [1, {"é": None}]}
@@ -62,8 +62,8 @@ def test_arguments_of_any_length_are_parsed_each_time_alike(size: int) -> None:
         assert message["tool_calls"][0]["function"]["arguments"] == given
 
 
-@pytest.mark.parametrize("arguments", ["", "nonsense", "[1]", "5", "null", "[" * 100_000])
-def test_arguments_that_are_no_object_become_an_empty_one(arguments: str) -> None:
+@pytest.mark.parametrize("arguments", ["", "nonsense", "[1]", "5", "null", "[" * 100_000, None, {}, 0])
+def test_arguments_that_are_no_object_become_an_empty_one(arguments: Any) -> None:
     """A conversation goes on after a model's malformed call."""
     [message] = template_messages([call(arguments)], "string")
     assert message["tool_calls"][0]["function"]["arguments"] == {}

@@ -275,6 +275,14 @@ def test_a_plan_that_fails_again_and_again_is_made_anew() -> None:
     assert plan.render(["z"]) == "z;"
 
 
+def test_an_empty_chat_has_no_plan() -> None:
+    """A chat without messages is refused however often it comes."""
+    template = Template("{% for m in messages %}{{ m.content }}{% endfor %}end", {})
+    for _ in range(5):
+        with pytest.raises(UnrenderableError, match="empty"):
+            template.render(Chat([]))
+
+
 def test_a_plan_is_for_its_day_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan with yesterday's date in it is not used."""
     template = Template("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}", {})
