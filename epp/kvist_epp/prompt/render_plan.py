@@ -246,8 +246,9 @@ def shape_of(
             return None
         values = [message.get("content") for message in messages]
         if {*map(type, values)} == {str} and {*map(len, messages)} == {2}:  # texts, and nothing else
-            if any(map(_is_special, values)):
-                return None
+            for text in values:
+                if text.startswith(_SPECIAL):
+                    return None
         else:
             values = []
             speakers = tuple([_speaker(message, style, values) for message in messages])
@@ -309,7 +310,7 @@ def _texts(content: Any, style: ContentFormat, role: str) -> list[str]:
             text = part.get("text") if part.get("type") in _TEXTS else None
             if parts and len(part) != 2:
                 raise _Odd
-        if type(text) is not str or _is_special(text):
+        if type(text) is not str or text.startswith(_SPECIAL):
             raise _Odd
         texts.append(text)
     return texts if parts else ["\n".join(texts)]
@@ -325,7 +326,3 @@ def _call_fields(call: dict[str, Any], values: list[Value]) -> tuple[tuple[str, 
         raise _Odd
     values += (sent[0], sent[1], call_arguments(sent[2]))
     return tuple(call), tuple(function)
-
-
-def _is_special(text: str) -> bool:
-    return text.startswith(_SPECIAL)
