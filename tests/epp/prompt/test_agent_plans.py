@@ -139,3 +139,14 @@ def test_arguments_that_are_nested_too_deeply_fail_as_in_the_template() -> None:
         chat.messages[1]["tool_calls"][0]["function"]["arguments"] = f'{{"a": {nested}}}'
         with contextlib.suppress(UnrenderableError):
             template.render(chat)
+
+
+@pytest.mark.parametrize("source", ["sim", *CALLS_SHOWN[:3]])
+def test_plans_of_agents_keep_nothing_of_their_calls(source: str) -> None:
+    """Contents, ids, names and arguments of the chat that a plan was made of are not kept."""
+    template = Template(pair_source(source) if source in PUBLISHED else source, SPECIALS)
+    for _ in range(3):
+        template.render(agent("a secret", "another secret"))
+    [plan] = plans(template)
+    kept = repr([plan._form, plan._order, plan._steps])
+    assert not any(text in kept for text in ("secret", "call0", "f8"))
