@@ -1,7 +1,7 @@
 """A connection on which pages are requested again and again, for a tenth of the cost of an HTTP client.
 
-It understands only what a server of engines usually answers: no content coding, a length or chunks. Anything
-else is ``None``, and the caller asks with a full client, which also finds the reason.
+It understands only what a server of engines usually answers: no content coding, a length or chunks. For
+anything else ``get`` returns None, and the caller asks with a full client, which also finds the reason.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ class PageConnection(asyncio.Protocol):
 
     def __init__(self, hostport: str, max_bytes: int) -> None:
         self.odd = False
-        """True if an answer was not of the expected kind: a full client has to ask."""
+        """True if a full client has to ask from now on: an answer was not understood, did not come in time,
+        or was another one than the full client's."""
         self.refusals: dict[str, int] = {}
-        """Statuses but 200 by path, as far as a full client has confirmed them."""
+        """Statuses other than 200, by path, that a full client has confirmed."""
         self._headers = (f"Host: {hostport}", "Accept: */*")
         self._max_bytes = max_bytes
         self._transport: asyncio.Transport | None = None

@@ -3,7 +3,7 @@
 Scrapes calibrate the load tracker; they are not its source. They are sent every few seconds, with jitter, so
 that a thousand engines are not asked at once. An engine that stops answering is kept but receives no
 requests. One that answers, but has no metrics of vLLM (statistics are off, a proxy is in front, it is another
-server), is picked by what the picker itself knows, as long as ``/health`` is no server error.
+server), is picked by what the picker itself knows, as long as ``/health`` answers without a server error.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 LEAST_INTERVAL: Final = 0.1
-"""Seconds between scrapes of one engine that others ask for."""
+"""Seconds from the end of one scrape to the next that ``hurry`` starts, at least."""
 GRID_SECONDS: Final = 0.01
 """Scrapes begin at multiples of it, those of several engines at once: the process wakes up less often."""
 MAX_DOUBLINGS: Final = 16
@@ -92,7 +92,7 @@ class Scraper:
         self._semaphore = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._connections: dict[str, PageConnection] = {}
-        """To ``/metrics``, by endpoint key."""
+        """Open connections by endpoint key; all pages are requested on them."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Scraper":
@@ -221,8 +221,8 @@ class Scraper:
         return EngineSample()
 
     async def _ask(self, state: EngineState, path: str, headers: Mapping[str, str] = NO_HEADERS) -> Page:
-        """Return a page, on the connection of the last scrape where that is possible; a status but 200 is
-        believed once a full client has got it, too.
+        """Return a page, on the connection of the last scrape where that is possible. A status other than 200
+        is believed only after a full client has received the same one.
 
         Raises aiohttp.ClientError, TimeoutError, OSError or ValueError.
         """
@@ -237,8 +237,10 @@ class Scraper:
                 return page
         found = await self._ask_in_full(state.endpoint, path, headers)
         if connection is not None and page is not None:
-            connection.refusals[path] = page.status
-            connection.odd |= page.status != found.status
+            if page.status == found.status:
+                connection.refusals[path] = page.status
+            else:
+                connection.odd = True
         return found
 
     async def _connected(self, state: EngineState) -> PageConnection | None:
@@ -269,7 +271,7 @@ class Scraper:
         return connection
 
     async def _ask_in_full(self, endpoint: Endpoint, path: str, headers: Mapping[str, str]) -> Page:
-        """Return a page by a full client; of a status but 200 without its content. Raises as ``_ask``."""
+        """Return a page by a full client; its content only for status 200. Raises as ``_ask``."""
         if self._session is None:
             raise RuntimeError("the scraper must be used with `async with`")
         url = f"http://{endpoint.hostport}{path}"

@@ -26,6 +26,7 @@ from jinja2 import nodes, runtime, utils, visitor
 from kvist_epp.prompt.chat import Tool
 from kvist_epp.prompt.template_environment import Generation, TemplateEnvironment, now, tojson
 from kvist_epp.prompt.traced_values import (
+    LITERALS,
     METHODS,
     Trace,
     TracedJson,
@@ -208,14 +209,13 @@ _TRACED: Final = (TracedText, TracedJson)
 def touches(value: Any) -> bool:
     """Return whether a value is, holds, or could lead to a traced text."""
     kind = type(value)
-    if kind in _LITERALS or kind is Tool or isinstance(value, runtime.Undefined):
+    if kind in LITERALS or kind is Tool or isinstance(value, runtime.Undefined):
         return False
     if kind is dict:
         return any(map(touches, value.values()))
     return any(map(touches, value)) if kind in (list, tuple) else True
 
 
-_LITERALS: Final = frozenset((str, int, float, bool, type(None)))
 _HIDDEN: Final = ("_loop_vars", "_block_vars")
 """Arguments that jinja2 adds to each call."""
 _FILTERS: Final = words("trim string default d length count first last list selectattr rejectattr _charged")

@@ -14,11 +14,11 @@ Pieces = tuple[str | int, ...]
 """A text: literals, and numbers of values."""
 
 Value = str | dict[str, Any]
-"""A text, or the arguments of a call, which a template can only print as JSON."""
+"""A text, or the arguments of a call, which a template can only test for emptiness or print as JSON."""
 
 Step = tuple[Callable[..., Any], int, tuple[Any, ...], bool | None]
-"""Function, number of the value it takes first, its further arguments, and the result of a check; None: the
-result is a new value."""
+"""Function, number of the value it takes first (-1: it takes the list of all values), its further arguments,
+and the result of a check; None: the result is a new value."""
 
 
 class UntraceableError(Exception):
@@ -82,7 +82,7 @@ class Trace:
             return {name: self._form(each) for name, each in value.items()}
         if type(value) in (list, tuple):
             return [self._form(each) for each in value]
-        return value if type(value) in _LITERALS or isinstance(value, Tool) else self.fail("tojson")
+        return value if type(value) in LITERALS or isinstance(value, Tool) else self.fail("tojson")
 
     def _number(self, text: "TracedText | TracedJson") -> int:
         """Return the number of the value, which is joined if it is a text of several pieces."""
@@ -263,4 +263,5 @@ def joined(texts: Iterable[Any]) -> TracedText:
 
 METHODS: Final = words("strip lstrip rstrip replace startswith endswith")
 """Methods of a text that are traced."""
-_LITERALS: Final = frozenset((str, int, float, bool, type(None)))
+LITERALS: Final = frozenset((str, int, float, bool, type(None)))
+"""Types of values that lead to no content."""

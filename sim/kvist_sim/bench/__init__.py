@@ -1,4 +1,5 @@
-"""Benchmarks of the picker, its index and its policy. Each command of ``kvist bench`` is one package.
+"""Benchmarks of the picker, its index and its policy. Each package is one command of ``kvist
+bench``, ``rest`` two.
 
 - ``epp``: CPU and latency of the picker behind a real Envoy; older revisions side by side.
 - ``index``: the prefix index by itself: ingestion, matching, memory, cost of a pick.

@@ -320,7 +320,7 @@ def test_the_number_of_plans_and_their_literals_are_bounded(monkeypatch: pytest.
             template.render(talk(*["x"] * count))
     assert template._plans is not None
     assert len(template._plans._plans) == 10
-    monkeypatch.setattr(render_plan, "MAX_BYTES", 500)
+    monkeypatch.setattr(render_plan, "MAX_CHARACTERS", 500)
     template.render(talk("x"))
     assert template._plans._size == sum(plan.size for plan in plans(template)) <= 500
 

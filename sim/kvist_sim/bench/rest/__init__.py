@@ -1,9 +1,10 @@
-"""``kvist bench rest``: a picker without requests, with few, and with more than it can take.
+"""``kvist bench rest`` and ``kvist bench scale``: a picker without requests, with few, and with more
+than it can take.
 
 - ``fleet``: a thousand engines in one process, with metrics and KV events.
 - ``idle``: CPU without requests.
 - ``few``: CPU per request at a low rate.
 - ``scale``: what saturates first, and what more replicas do.
 - ``report``: bounds, tables and JSON.
-- ``command``: runs all parts.
+- ``command``: runs both commands.
 """

@@ -78,6 +78,8 @@ async def _scale(options: argparse.Namespace, say: Console) -> ScaleReport:
     found = []
     with folder(None) as place:
         for count in options.replicas:
-            found += await scale.measure([count], seconds=options.seconds, folder=place)
+            found.append(
+                await scale.measure(count, seconds=options.seconds, folder=_new(place, f"replicas-{count}"))
+            )
             say.print(f"{count} replicas: done")
     return ScaleReport(found)

@@ -192,8 +192,7 @@ async def serve(spec: dict[str, Any], ready: Callable[[], object]) -> None:
     await loop.create_server(_Engine, "0.0.0.0", ports.http)  # all loopback addresses
     sockets = publishers(count, ports)
     ready()
-    await publish(sockets, Path(spec["rate"]))
-    await changing
+    await asyncio.gather(publish(sockets, Path(spec["rate"])), changing)
 
 
 if __name__ == "__main__":
