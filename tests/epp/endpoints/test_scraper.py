@@ -28,6 +28,8 @@ class Engine:
         self.health = 200
         self.keys: set[str] = set()
         self.wants_user_agent = False
+        self.models_may_be_sent = asyncio.Event()
+        self.models_may_be_sent.set()
         self.connections: set[object] = set()
         self.asked: list[str] = []
         app = web.Application()
@@ -51,6 +53,7 @@ class Engine:
 
     async def models(self, request: web.Request) -> web.Response:
         self._note(request)
+        await self.models_may_be_sent.wait()
         if self.keys and request.headers.get("Authorization", "") not in {
             f"Bearer {key}" for key in self.keys
         }:
@@ -300,6 +303,22 @@ async def test_models_that_time_out_on_the_cheap_connection_are_asked_by_the_ful
         assert state.served.models == {"late"}
     server.close()
     await server.wait_closed()
+
+
+async def test_a_scrape_that_is_cancelled_keeps_what_it_has_read(engine: Engine) -> None:
+    """The sample of a scrape that ends while the models are awaited is there for the next one, whose page is
+    the same."""
+    engine.models_may_be_sent.clear()
+    told, endpoint = Told(), await engine.start()
+    refused = dataclasses.replace(endpoint, refusal="starting")
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((refused,)))
+        while "/v1/models" not in engine.asked:
+            await asyncio.sleep(0.01)
+        scrapes.follow(EndpointSet((endpoint,)))
+        engine.models_may_be_sent.set()
+        await told.until(lambda: told.scrapes >= 1)
+        assert scrapes.states["ns/a"].sample.running == 2
 
 
 async def test_an_engine_that_hangs_times_out() -> None:
