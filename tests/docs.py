@@ -4,7 +4,6 @@ and ``test_examples.py`` check that they are up to date."""
 import ast
 import copy
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,7 +153,7 @@ def packages() -> str:
             text = ast.get_docstring(ast.parse(file.read_text()))
             if text is not None and file.parent.name != "pb":
                 paragraph = " ".join(text.partition("\n\n")[0].split())
-                sentence = re.sub("``", "`", paragraph).partition(". ")[0].rstrip(".")
+                sentence = paragraph.replace("``", "`").partition(". ")[0].rstrip(".")
                 place = file.parent.relative_to((ROOT / program).parent)
                 rows.append(f"| [`{'.'.join(place.parts)}`](../{file.relative_to(ROOT)}) | {sentence} |")
     return "\n".join(("<!-- packages -->", *rows, "<!-- /packages -->"))

@@ -30,6 +30,7 @@ from kvist_epp.engines.vllm.engine_metrics import (
     parse_metrics,
     parse_models,
 )
+from kvist_kube.backoff import backoff_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ LEAST_INTERVAL: Final = 0.1
 """Seconds from the end of one scrape to the next that ``hurry`` starts, at least."""
 GRID_SECONDS: Final = 0.01
 """Scrapes begin at multiples of it, those of several engines at once: the process wakes up less often."""
-MAX_DOUBLINGS: Final = 16
-"""Times that the pause between requests for a list of models that cannot be read is doubled, at most."""
 MAX_WARNINGS: Final = 16
 """Different reasons for missing metrics that are logged."""
 SERVER_ERROR: Final = 500
@@ -293,9 +292,11 @@ class Scraper:
             served = parse_models(await self._get_guarded(state, "/v1/models"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             state.models_problem = _cause(error)
-            pause = self._interval * 2.0 ** min(state.models_failures, MAX_DOUBLINGS)
-            state.models_due = now + min(pause, self._models_interval)
             state.models_failures += 1
+            longest = self._models_interval
+            state.models_due = now + backoff_seconds(
+                state.models_failures, first=self._interval, longest=longest
+            )
             return state.served
         state.models_problem, state.models_failures = "", 0
         state.models_due = now + self._models_interval

@@ -191,7 +191,7 @@ def _parsed(arguments: str) -> dict[str, Any]:
 
 
 def _content(role: str, content: Any, style: ContentFormat) -> str | list[dict[str, Any]]:
-    parts = _parts(content)
+    parts = content_parts(content)
     if role == "system":
         parts = _without_billing(parts)
     if style == "string":
@@ -202,7 +202,8 @@ def _content(role: str, content: Any, style: ContentFormat) -> str | list[dict[s
     return wrapped
 
 
-def _parts(content: Any) -> list[Any]:
+def content_parts(content: Any) -> list[Any]:
+    """Return the parts of a content; a text is one part. Raises UnrenderableError."""
     if type(content) is list:
         return content
     if type(content) is str:
@@ -249,7 +250,7 @@ def _text(part: Any) -> str | None:
     kind = _kind(part)
     if kind in _MODALITY:
         return None
-    text = part if type(part) is str else part.get(_TEXT_FIELD[kind])
+    text = part if type(part) is str else part.get(TEXT_FIELD[kind])
     if type(text) is str or (text is None and kind in ("text", "refusal")):
         return text
     raise UnrenderableError("content")
@@ -262,7 +263,7 @@ def _kind(part: Any) -> str:
     kind = part.get("type") if type(part) is dict else None
     if kind is None and type(part) is dict:
         kind = next((name for name in _MODALITY if name in part), None)
-    if type(kind) is not str or (kind not in _TEXT_FIELD and kind not in _MODALITY):
+    if type(kind) is not str or (kind not in TEXT_FIELD and kind not in _MODALITY):
         raise UnrenderableError("content")
     return kind
 
@@ -296,7 +297,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return whole if defer is None else {**whole, "defer_loading": defer}
 
 
-_TEXT_FIELD: Final = {
+TEXT_FIELD: Final = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
@@ -304,6 +305,7 @@ _TEXT_FIELD: Final = {
     "thinking": "thinking",
     "tool_reference": "name",
 }
+"""Field with the text of a part, by the type of the part."""
 _MODALITY: Final = {
     "image_url": "image",
     "input_image": "image",
@@ -316,4 +318,4 @@ _MODALITY: Final = {
     "video_embeds": "video",
     "prompt_embeds": "prompt_embeds",
 }
-_PART_FIELDS: Final = frozenset((*_TEXT_FIELD, *_MODALITY, "type", "name", "data", "uuid", "closed", "file"))
+_PART_FIELDS: Final = frozenset((*TEXT_FIELD, *_MODALITY, "type", "name", "data", "uuid", "closed", "file"))

@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, call_arguments, ordered_call
+from kvist_epp.prompt.chat import (
+    MEDIA_MARK,
+    TEXT_FIELD,
+    ContentFormat,
+    UnrenderableError,
+    call_arguments,
+    content_parts,
+    ordered_call,
+)
 from kvist_epp.prompt.request_types import BILLING_HEADER, Chat
 from kvist_epp.prompt.template_environment import now
 from kvist_epp.prompt.traced_values import Pieces, Step, Trace, TracedText, Value
@@ -35,7 +43,7 @@ _MAX_ATTEMPTS: Final = 3
 _ROLES: Final = frozenset(("system", "user", "assistant", "tool"))
 _SPECIAL: Final = (MEDIA_MARK, BILLING_HEADER)
 """Beginnings of texts that are not rendered as they are."""
-_TEXTS: Final = ("text", "input_text", "output_text")
+_TEXTS: Final = frozenset(kind for kind, field in TEXT_FIELD.items() if field == "text")
 """Types of parts whose text a template gets."""
 _MARK: Final = "KVIST-MARK"
 """Put into contents to see whether a plan finds its place."""
@@ -255,7 +263,7 @@ def shape_of(
             speakers = tuple([_speaker(message, style, values) for message in messages])
             if len(values) > MAX_VALUES:
                 return None
-    except (KeyError, TypeError, _Odd):  # no role, or one that cannot be hashed
+    except (KeyError, TypeError, UnrenderableError, _Odd):  # no role, or one that cannot be hashed, say
         return None
     shown = tuple([(name, type(value), value) for name, value in variables.items()]) if variables else ()
     if not _VARIABLE_TYPES.issuperset([kind for _, kind, _ in shown]):
@@ -300,12 +308,10 @@ def _speaker(message: dict[str, Any], style: ContentFormat, values: list[Value])
 
 def _texts(content: Any, style: ContentFormat, role: str) -> list[str]:
     """Return the texts that a template gets of a content: the parts, or one text of their lines. Raises _Odd
-    where a part is no text, or has fields that the template would see."""
+    or UnrenderableError where a part is no text, or has fields that the template would see."""
     parts = _takes_parts(style, role)
-    if type(content) is dict:
-        raise _Odd
     texts: list[str] = []
-    for part in [content] if type(content) is str else [] if content is None else content:
+    for part in content_parts(content):
         text = part
         if type(part) is dict:
             text = part.get("text") if part.get("type") in _TEXTS else None

@@ -28,6 +28,7 @@ from kvist_epp.prompt.template_environment import Generation, TemplateEnvironmen
 from kvist_epp.prompt.traced_values import (
     LITERALS,
     METHODS,
+    TRACED,
     Trace,
     TracedJson,
     TracedText,
@@ -114,7 +115,7 @@ class TracingEnvironment(TemplateEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up an item; a traced text has none, and is no key."""
-        if type(obj) in _TRACED or type(argument) in _TRACED:
+        if type(obj) in TRACED or type(argument) in TRACED:
             self.trace.fail("item")
         return super().getitem(obj, argument)
 
@@ -201,9 +202,6 @@ class _Rewriter(visitor.NodeTransformer):
         return nodes.Filter(
             node.nodes[0], "_concatenated", node.nodes[1:], [], None, None, lineno=node.lineno
         )
-
-
-_TRACED: Final = (TracedText, TracedJson)
 
 
 def touches(value: Any) -> bool:

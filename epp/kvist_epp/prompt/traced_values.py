@@ -69,20 +69,17 @@ class Trace:
 
     def derive_json(self, dump: Callable[..., str], value: Any, *arguments: Any) -> "TracedText":
         """Return the JSON of a value that is, or holds, traced ones in lists and dicts, and note it."""
-        if isinstance(value, (TracedText, TracedJson)):
+        if isinstance(value, TRACED):
             return self.derive(dump, value, *arguments)
-        step: Step = (_dumped, -1, (dump, self._form(value), arguments), None)
-        return self._value(step, dump(_plain(value), *arguments))
+        step: Step = (_dumped, -1, (dump, _mapped(value, self._placed), arguments), None)
+        plain = _mapped(value, lambda leaf: leaf.plain if isinstance(leaf, TRACED) else leaf)
+        return self._value(step, dump(plain, *arguments))
 
-    def _form(self, value: Any) -> Any:
-        """Return a value with the numbers of the traced ones in it."""
-        if isinstance(value, (TracedText, TracedJson)):
-            return _Place(self._number(value))
-        if type(value) is dict:
-            return {name: self._form(each) for name, each in value.items()}
-        if type(value) in (list, tuple):
-            return [self._form(each) for each in value]
-        return value if type(value) in LITERALS or isinstance(value, Tool) else self.fail("tojson")
+    def _placed(self, leaf: Any) -> Any:
+        """Return the place of a traced value, or what is none."""
+        if isinstance(leaf, TRACED):
+            return _Place(self._number(leaf))
+        return leaf if type(leaf) in LITERALS or isinstance(leaf, Tool) else self.fail("tojson")
 
     def _number(self, text: "TracedText | TracedJson") -> int:
         """Return the number of the value, which is joined if it is a text of several pieces."""
@@ -92,7 +89,7 @@ class Trace:
         assert isinstance(text, TracedText), "arguments are one value"
         numbers = tuple(piece for piece in pieces if type(piece) is int)
         form = tuple(piece if type(piece) is str else None for piece in pieces)
-        step: Step = (fill, -1, (form, numbers), None)  # -1: it takes all values
+        step: Step = (fill, -1, (form, numbers), None)
         return self._value(step, text.plain).pieces[0]  # type: ignore[return-value]
 
     def _value(self, step: Step, text: str) -> "TracedText":
@@ -115,23 +112,17 @@ class _Place(NamedTuple):
 
 def _dumped(values: Sequence[Any], dump: Callable[..., str], form: Any, arguments: tuple[Any, ...]) -> str:
     """Return the JSON of a form with these values in their places."""
-
-    def filled(form: Any) -> Any:
-        if type(form) is _Place:
-            return values[form.number]
-        if type(form) is dict:
-            return {name: filled(each) for name, each in form.items()}
-        return list(map(filled, form)) if type(form) is list else form
-
-    return dump(filled(form), *arguments)
+    filled = _mapped(form, lambda leaf: values[leaf.number] if type(leaf) is _Place else leaf)
+    return dump(filled, *arguments)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, (TracedText, TracedJson)):
-        return value.plain
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value of lists and dicts with each of its leaves changed."""
     if type(value) is dict:
-        return {name: _plain(each) for name, each in value.items()}
-    return list(map(_plain, value)) if type(value) in (list, tuple) else value
+        return {name: _mapped(each, change) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return [_mapped(each, change) for each in value]
+    return change(value)
 
 
 def _forbidden(name: str) -> Callable[..., NoReturn]:
@@ -150,7 +141,7 @@ _NEEDED: Final = words(
     "__class__ __new__ __init__ __getattribute__ __setattr__ __delattr__ __dir__ __doc__ __init_subclass__ "
     "__subclasshook__ __sizeof__ __str__"
 )
-"""Attributes of ``str`` that are not replaced by methods that raise."""
+"""Attributes that are not replaced by methods that raise; ``__str__`` of texts only."""
 
 
 class TracedText(str):
@@ -261,6 +252,7 @@ def joined(texts: Iterable[Any]) -> TracedText:
     return TracedText("".join(plain), tuple(pieces), trace)
 
 
+TRACED: Final = (TracedText, TracedJson)
 METHODS: Final = words("strip lstrip rstrip replace startswith endswith")
 """Methods of a text that are traced."""
 LITERALS: Final = frozenset((str, int, float, bool, type(None)))
