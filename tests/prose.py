@@ -43,11 +43,11 @@ _CODE: Final = re.compile(r"``.*?``|`[^`]*`|\]\([^)]*\)")
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Return the files of the repository that match, without decision records and generated code."""
+    """Return the files of the repository that match, without generated code."""
     listed = subprocess.run(
         ["git", "ls-files", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    skipped = ("docs/decisions/", "tests/prose.py", "tests/test_prose.py")
+    skipped = ("tests/prose.py", "tests/test_prose.py")
     return [ROOT / name for name in listed if "/pb/" not in name and not name.startswith(skipped)]
 
 
