@@ -132,11 +132,15 @@ def _add_assistant(seen: dict[str, Any], message: dict[str, Any], reorder_calls:
     calls = message.get("tool_calls")
     if calls:
         seen["tool_calls"] = [_call(call, reorder_calls) for call in calls]
-    reasoning = message.get("reasoning")
-    if reasoning is None:
-        reasoning = message.get("reasoning_content")
+    reasoning = reasoning_of(message)
     if reasoning is not None:
         seen["reasoning"] = seen["reasoning_content"] = reasoning
+
+
+def reasoning_of(message: dict[str, Any]) -> Any:
+    """Return the reasoning of an answer, which a template gets under both of its names; None: it has none."""
+    reasoning = message.get("reasoning")
+    return message.get("reasoning_content") if reasoning is None else reasoning
 
 
 def _add_others(seen: dict[str, Any], message: dict[str, Any], role: str) -> None:

@@ -166,9 +166,12 @@ class Model:
     def _completion(self, prompt: str | list[int], request: Request) -> bytes:
         if isinstance(prompt, str):
             return self.vocabulary.prompt(prompt, add_special_tokens=request.add_special_tokens)
-        if min(prompt) < 0 or max(prompt) >= len(self.pieces):
-            raise UnrenderableError("token-ids")
-        return self.vocabulary.join(prompt)
+        try:
+            if min(prompt) >= 0:
+                return self.vocabulary.join(prompt)
+        except IndexError:
+            pass
+        raise UnrenderableError("token-ids")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Render chats of a known shape without running their template.
 
 Chats of one *shape* have the same roles, tools and variables, and their messages the same fields: one text,
-parts that are all texts, calls of tools and their results. A template does the same with all of them, as far
-as it does not look into the texts, and where it does, a ``RenderPlan`` checks that it would see the same
-(``render_trace``). The prompt is then the literals between the contents, which are joined: 40 plain messages
-take a fifth of the template's time or less, an agent's half of it.
+parts that are all texts, reasoning, calls of tools and their results. A template does the same with all of
+them, as far as it does not look into the texts, and where it does, a ``RenderPlan`` checks that it would see
+the same (``render_trace``). The prompt is then the literals between the contents, which are joined: 40 plain
+messages take a fifth of the template's time or less, an agent's half of it.
 
 A chat that fails a check, or whose shape is new, is rendered by the template. Shapes that come a second time
 get a plan, which is compared with the template on that chat, and on one with other contents, before it is
@@ -24,6 +24,7 @@ from kvist_epp.prompt.chat import (
     call_arguments,
     content_parts,
     ordered_call,
+    reasoning_of,
 )
 from kvist_epp.prompt.request_types import BILLING_HEADER, Chat
 from kvist_epp.prompt.template_environment import now
@@ -64,7 +65,7 @@ class Turn(NamedTuple):
     calls: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     """Fields of each call and of its function, in their order."""
     fields: tuple[str, ...] = ()
-    """``tool_call_id`` and ``name``, as far as it has them."""
+    """``tool_call_id`` or ``reasoning``, and ``name``, as far as it has them."""
 
 
 Speaker = str | Turn
@@ -207,6 +208,8 @@ class RenderPlans:
                 message["tool_calls"] = [ordered_call(*call, reorder=reorder) for call in made]
             for field in fields:
                 message[field] = next(following)
+                if field == "reasoning":
+                    message["reasoning_content"] = message[field]
             messages.append(message)
         return messages
 
@@ -286,21 +289,18 @@ def _speaker(message: dict[str, Any], style: ContentFormat, values: list[Value])
     texts = _texts(message.get("content"), style, role)
     values += texts
     calls: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    fields: list[str] = []
+    fields: dict[str, Any] = {}
     if role == "assistant":
-        if message.get("reasoning") is not None or message.get("reasoning_content") is not None:
-            raise _Odd
         calls += [_call_fields(call, values) for call in message.get("tool_calls") or ()]
+        if (reasoning := reasoning_of(message)) is not None:
+            fields["reasoning"] = reasoning
     elif role == "tool" and "tool_call_id" in message:
-        fields.append("tool_call_id")
+        fields["tool_call_id"] = message["tool_call_id"]
     if type(message.get("name")) is str:
-        fields.append("name")
-    if type(message.get("task")) is str:
+        fields["name"] = message["name"]
+    if type(message.get("task")) is str or not all(type(value) is str for value in fields.values()):
         raise _Odd
-    for field in fields:
-        if type(message[field]) is not str:
-            raise _Odd
-        values.append(message[field])
+    values += fields.values()
     if len(texts) == 1 and not calls and not fields:
         return role
     return Turn(role, len(texts), tuple(calls), tuple(fields))

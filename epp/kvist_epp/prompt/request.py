@@ -74,6 +74,12 @@ class CompletionBody(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
+class SinglePromptBody(CompletionBody):
+    """The same with one prompt, as text or token ids: their types need no look at each id afterwards."""
+
+    prompt: str | list[int] | None = None
+
+
 class GenerateBody(msgspec.Struct):
     """``POST /inference/v1/generate``: token ids, and optionally a model."""
 
@@ -100,16 +106,18 @@ def parse(path: str, body: bytes, *, method: str = "POST") -> Request:
     try:
         return reader(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return _by_load(kind, body)
+        return _by_load(kind, body, needs_model=reader is not _generate)
 
 
-def _by_load(kind: Kind, body: bytes) -> Request:
+def _by_load(kind: Kind, body: bytes, *, needs_model: bool) -> Request:
     """Parse a body that the strict decoder rejected; the engine's own parser is more tolerant."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
         raise BadRequest("body is not JSON", reason="bad-json") from None
     model = document.get("model") if isinstance(document, dict) else None
+    if not needs_model and model is None:
+        return Request(kind=kind, size=len(body), why="shape", salt=_loose_salt(document))
     return by_load(kind, model, body, "shape", salt=_loose_salt(document))
 
 
@@ -166,8 +174,14 @@ def _token_refusal(truncate: Any, transfer: dict[str, Any] | None) -> str:
 
 
 def _completion(body: bytes) -> Request:
-    sent = _completion_decoder.decode(body)
-    prompts = _prompts(sent.prompt)
+    sent: CompletionBody
+    prompts: tuple[str | list[int], ...]
+    try:
+        sent = _single_prompt_decoder.decode(body)
+        prompts = () if sent.prompt is None or sent.prompt == [] else (sent.prompt,)
+    except msgspec.ValidationError:
+        sent = _completion_decoder.decode(body)
+        prompts = _several(sent.prompt)
     why = _completion_refusal(sent) or ("" if prompts else "shape")
     if why:
         return by_load(Kind.COMPLETION, sent.model, body, why, salt=sent.cache_salt)
@@ -194,17 +208,12 @@ def _completion_refusal(sent: CompletionBody) -> str:
     return _token_refusal(sent.truncate_prompt_tokens, sent.kv_transfer_params)
 
 
-def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[int], ...]:
-    """Return one text, several texts, or one or several lists of token ids; empty for anything else."""
-    if type(prompt) is str:
-        return (prompt,)
-    if not prompt:
+def _several(prompt: str | list[Any] | None) -> tuple[str | list[int], ...]:
+    """Return several texts, or several lists of token ids; empty for anything else."""
+    if type(prompt) is not list or not prompt:
         return ()
-    items = list(prompt)
-    if _all(items, int):
-        return (items,)
-    if _all(items, str) or all(type(item) is list and item and _all(item, int) for item in items):
-        return tuple(items)
+    if _all(prompt, str) or all(type(item) is list and item and _all(item, int) for item in prompt):
+        return tuple(prompt)
     return ()
 
 
@@ -214,7 +223,7 @@ def _all(items: list[Any], kind: type) -> bool:
 
 def _generate(body: bytes) -> Request:
     sent = _generate_decoder.decode(body)
-    media = sent.features is not None
+    why = "media" if sent.features is not None else "" if sent.token_ids else "shape"
     sampling = sent.sampling_params or {}
     return Request(
         kind=Kind.COMPLETION,
@@ -223,9 +232,9 @@ def _generate(body: bytes) -> Request:
         max_tokens=count(sampling.get("max_tokens")),
         stream=sent.stream is True,
         size=len(body),
-        exact=not media,
-        prompts=() if media else (sent.token_ids,),
-        why="media" if media else "",
+        exact=not why,
+        prompts=() if why else (sent.token_ids,),
+        why=why,
     )
 
 
@@ -236,6 +245,7 @@ _RESERVED: Final = frozenset(
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatBody)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
+_single_prompt_decoder: Final = msgspec.json.Decoder(SinglePromptBody)
 _generate_decoder: Final = msgspec.json.Decoder(GenerateBody)
 
 

@@ -1,4 +1,4 @@
-"""Promises of plans for the chats of agents: calls, their arguments and their results."""
+"""Promises of plans for the chats of agents: calls, their arguments and results, and reasoning."""
 
 import contextlib
 import json
@@ -43,6 +43,18 @@ CALLS_SHOWN = [
     "{{ c.function.arguments is iterable }}{{ c.function.arguments ~ 1 }}" + _ENDS,
 ]
 """Templates that do all kinds of things with calls; all but the first three cannot be traced."""
+_LAST_QUESTION = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' and not "
+    "(m.content.startswith('<t>') and m.content.endswith('</t>')) %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}"
+)
+REASONING_SHOWN = [
+    _LAST_QUESTION + _EACH + "<{{ m.role }}>{% if m.reasoning_content is string and loop.index0 > ns.last %}"
+    "<think>{{ m.reasoning_content.strip('\\n') }}</think>{% endif %}{{ m.content }}{% endfor %}",
+    _EACH + "{% if m.reasoning %}[{{ m.reasoning }}]{% endif %}{{ m.content or '' }}{{ m.name }}{% endfor %}",
+    _EACH + "{{ m.content ~ m.get('reasoning', '') }}{{ m.keys() | list }}{% endfor %}",
+]
+"""Templates that show reasoning: that behind the last question, all of it, and the names of all fields."""
 
 
 @st.composite
@@ -51,6 +63,7 @@ def chats_of_agents(draw: st.DrawFn) -> list[Chat]:
     turns = draw(st.lists(st.sampled_from(["user", "assistant", "calls", "tool"]), min_size=1, max_size=5))
     counts = [draw(st.integers(0, 2)) for _ in turns]
     with_names, canonical = draw(st.booleans()), draw(st.booleans())
+    thinking = draw(st.lists(st.sampled_from(["reasoning", "reasoning_content"]), unique=True))
 
     def call(number: int) -> dict[str, Any]:
         function = {"name": draw(contents), "arguments": draw(st.sampled_from(ARGUMENTS))}
@@ -60,11 +73,14 @@ def chats_of_agents(draw: st.DrawFn) -> list[Chat]:
     def message(kind: str, count: int) -> dict[str, Any]:
         if kind == "calls":
             content = draw(st.sampled_from([None, "", "text", "</think> x"]))
-            return {"role": "assistant", "content": content, "tool_calls": list(map(call, range(count)))}
+            more = {field: draw(contents) for field in thinking}
+            calls = list(map(call, range(count)))
+            return {"role": "assistant", "content": content, "tool_calls": calls, **more}
         if kind == "tool":
             more = {"name": draw(contents)} if with_names else {}
             return {"role": "tool", "content": draw(contents), "tool_call_id": "call_0", **more}
-        return {"role": kind, "content": draw(contents)}
+        more = {field: draw(contents) for field in thinking} if kind == "assistant" else {}
+        return {"role": kind, "content": draw(contents), **more}
 
     reorder = draw(st.booleans())
     return [
@@ -73,12 +89,12 @@ def chats_of_agents(draw: st.DrawFn) -> list[Chat]:
     ]
 
 
-@pytest.mark.parametrize("source", [*PUBLISHED, *LOOKS, *CALLS_SHOWN])
+@pytest.mark.parametrize("source", [*PUBLISHED, *LOOKS, *CALLS_SHOWN, *REASONING_SHOWN])
 @settings(max_examples=15, deadline=None)
 @given(chats=chats_of_agents())
 def test_chats_of_agents_are_rendered_as_the_template_does(source: str, chats: list[Chat]) -> None:
-    """Calls, their arguments and their results come out as by the template, which parity tests compare with
-    jinja2, whatever plans were made before."""
+    """Calls, their arguments and results, and reasoning come out as by the template, which parity tests
+    compare with jinja2, whatever plans were made before."""
     template = Template(pair_source(source) if source in PUBLISHED else source, SPECIALS)
     for chat in chats:
         try:
@@ -118,6 +134,21 @@ def test_agents_have_plans(source: str) -> None:
     known = shape_of(fourth, {}, template.style)
     assert known is not None
     assert plan.render(known[1]) == template._rendered(fourth)
+
+
+@pytest.mark.parametrize("source", ["sim", "chatml", *REASONING_SHOWN])
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_answers_with_their_reasoning_have_plans(source: str, field: str) -> None:
+    """Agents that send the reasoning of earlier answers back have a plan, under either name of the field."""
+    template = Template(pair_source(source) if source in PUBLISHED else source, SPECIALS)
+    for text in ("one", "two", "three"):
+        chat = agent(text, f"{text}!")
+        for answer in chat.messages[1::2]:
+            answer[field] = f"because {text}"
+        rendered = template.render(chat)
+        assert rendered == template._rendered(chat)
+        assert source != REASONING_SHOWN[1] or f"[because {text}]" in rendered
+    assert len(plans(template)) == 1
 
 
 @pytest.mark.parametrize("source", CALLS_SHOWN[3:7])

@@ -218,6 +218,11 @@ def test_template_variables_are_merged_as_the_engine_does(
         ("one", ("one",)),
         (["one", "two"], ("one", "two")),
         ([1, 2], ([1, 2],)),
+        ("", ("",)),
+        ([1, 2.5], ()),
+        ([[1], ["x"]], ()),
+        ([[1], []], ()),
+        ({"a": 1}, ()),
         ([[1, 2], [3]], ([1, 2], [3])),
         ([], ()),
         ([[]], ()),
@@ -255,6 +260,15 @@ def test_token_in_requests_need_no_model() -> None:
     media = parse("/inference/v1/generate", b'{"token_ids":[1,2],"features":{"mm_hashes":{}}}')
     assert (plain.prompts, plain.model, plain.max_tokens, plain.exact) == (([1, 2],), None, 3, True)
     assert (media.prompts, media.why) == ((), "media")
+
+
+@pytest.mark.parametrize("ids", [[], "x", [1.5], [True], [[1]], None])
+def test_token_in_requests_without_ids_are_routed_by_load(ids: Any) -> None:
+    """A body whose ids are absent or of another type is left to the engine, with a model or without."""
+    for model in ({}, {"model": "m"}):
+        request = parse("/inference/v1/generate", json.dumps({"token_ids": ids, **model}).encode())
+        assert (request.prompts, request.why, request.exact) == ((), "shape", False)
+        assert request.model == model.get("model")
 
 
 json_values = st.recursive(
