@@ -75,7 +75,7 @@ class CompletionBody(msgspec.Struct):
 
 
 class SinglePromptBody(CompletionBody):
-    """The same with one prompt, as text or token ids: their types need no look at each id afterwards."""
+    """Read such a body with one prompt, as text or token ids: no id is looked at again afterwards."""
 
     prompt: str | list[int] | None = None
 
