@@ -149,9 +149,9 @@ def bench_rest_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", choices=("idle", "few"), help="run only this part (default: both)")
     parser.add_argument(
         "--engines",
-        choices=("vllm", "no-metrics"),
-        help="kind of engines without requests: vLLM's, or servers without its metrics and a list of models "
-        "(default: both, one after the other)",
+        choices=("vllm", "no-metrics", "unreachable"),
+        help="kind of engines without requests: vLLM's, servers without its metrics and a list of models, or "
+        "addresses without a server (default: all, one after the other)",
     )
     parser.add_argument(
         "--baseline", metavar="REV", help="also measure the picker of this git revision, in the same windows"

@@ -24,7 +24,7 @@ from kvist_sim.bench.rest.fleet import (
     address,
     endpoints_file,
 )
-from kvist_sim.bench.rest.idle import NOW, Idle, fleet
+from kvist_sim.bench.rest.idle import NOW, UNREACHABLE, Idle, fleet
 from kvist_sim.bench.rest.report import (
     RestReport,
     ScaleReport,
@@ -55,6 +55,16 @@ def shown(table: RenderableType) -> str:
     out = io.StringIO()
     Console(file=out, width=110).print(table)
     return out.getvalue()
+
+
+async def test_nothing_accepts_connections_at_the_addresses_of_unreachable_engines(tmp_path: Path) -> None:
+    """Their endpoints file has as many endpoints as asked for, and no process stands behind them."""
+    async with Children(tmp_path) as children, fleet(children, tmp_path, 3, kind=UNREACHABLE) as file:
+        endpoints = parse_endpoints(file.read_bytes()).endpoints
+        assert len(endpoints) == 3
+        for endpoint in endpoints:
+            with pytest.raises(ConnectionRefusedError):
+                await get(endpoint.address, endpoint.port, "/metrics")
 
 
 async def test_engines_in_one_process_serve_metrics_and_events(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ anything else ``get`` returns None, and the caller asks with a full client, whic
 """
 
 import asyncio
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self, cast
@@ -43,9 +44,13 @@ class PageConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, address: str, port: int, hostport: str, max_bytes: int) -> Self:
-        """Connect. Raises OSError."""
+        """Connect. Raises OSError, with its reason in plain words."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: cls(hostport, max_bytes), address, port)
+        try:
+            _, connection = await loop.create_connection(lambda: cls(hostport, max_bytes), address, port)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise type(error)(f"cannot connect: {reason}") from error
         return connection
 
     @property

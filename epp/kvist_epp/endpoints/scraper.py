@@ -244,26 +244,26 @@ class Scraper:
 
     async def _connected(self, state: EngineState) -> PageConnection | None:
         """Return the connection of an engine, opened if need be; None where a full client has to ask, who
-        finds the reason.
+        finds the reason: of an answer that is not as usual, or of an engine that accepts connections and is
+        not ready.
 
-        Raises TimeoutError.
+        Raises OSError if nothing accepts connections, or TimeoutError.
         """
         endpoint = state.endpoint
         connection = self._connections.get(endpoint.key)
-        if state.state is not ScrapeState.READY or state.failures:
+        usual = state.state is ScrapeState.READY and not state.failures
+        if not usual:
             self._disconnect(endpoint.key)
-            return None
-        if connection is not None and connection.odd:
+            connection = None
+        elif connection is not None and connection.odd:
             return None
         if connection is None or not connection.usable:
             place = endpoint.address, endpoint.port, endpoint.hostport
             refusals = {} if connection is None else connection.refusals
-            try:
-                async with asyncio.timeout(self._timeout):
-                    connection = await PageConnection.open(*place, MAX_PAGE_BYTES)
-            except TimeoutError:
-                raise
-            except OSError:
+            async with asyncio.timeout(self._timeout):
+                connection = await PageConnection.open(*place, MAX_PAGE_BYTES)
+            if not usual:
+                connection.close()
                 return None
             connection.refusals = refusals
             self._connections[endpoint.key] = connection

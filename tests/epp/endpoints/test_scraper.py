@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from tests.epp.endpoints.scraped import Engine, Told, scraper
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
@@ -56,6 +57,45 @@ async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(
             ScrapeState.READY,
         ]
         assert engine.asked.count("/v1/models") == 2
+
+
+async def test_an_engine_that_is_gone_is_unreachable_in_plain_words(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing accepts connections, the reason says so, and no full client is needed to find it; the
+    engine is ready again once it listens."""
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: len(told.changes) == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(scrapes, "_ask_in_full", None)
+            await engine.runner.cleanup()
+            await told.until(lambda: len(told.changes) == 2)
+            state = scrapes.states["ns/a"]
+            failures = state.failures
+            while state.failures < failures + 3:
+                await asyncio.sleep(0.01)
+            assert (state.state, state.problem) == (
+                ScrapeState.UNREACHABLE,
+                "cannot connect: Connection refused",
+            )
+        await engine.runner.setup()
+        await web.TCPSite(engine.runner, "127.0.0.1", endpoint.port).start()
+        await told.until(lambda: len(told.changes) == 3)
+        assert state.state is ScrapeState.READY
+
+
+async def test_a_name_without_an_address_is_unreachable() -> None:
+    """An endpoint whose name cannot be resolved has that as its reason."""
+    told = Told()
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((Endpoint("a", "ns", "no-such-host.invalid", 80),)))
+        await told.until(lambda: len(told.changes) == 1)
+        state = scrapes.states["ns/a"]
+        assert state.state is ScrapeState.UNREACHABLE
+        assert state.problem.startswith("cannot connect: ")
+        assert len(state.problem) > len("cannot connect: ")
 
 
 async def test_a_scrape_that_is_cancelled_keeps_what_it_has_read(engine: Engine) -> None:

@@ -19,8 +19,10 @@ from kvist_sim.processes import Child, Children
 
 VLLM: Final = "vllm"
 NO_METRICS: Final = "no-metrics"
-ENGINES: Final = (VLLM, NO_METRICS)
-"""Kinds of engines: vLLM's, and servers that have neither its metrics nor a list of models."""
+UNREACHABLE: Final = "unreachable"
+ENGINES: Final = (VLLM, NO_METRICS, UNREACHABLE)
+"""Kinds of engines: vLLM's, servers that have neither its metrics nor a list of models, and addresses
+without a server."""
 NOW: Final = "now"
 """Name of the working tree's picker."""
 QUIET_SECONDS: Final = 8.0
@@ -53,6 +55,11 @@ async def fleet(children: Children, folder: Path, engines: int, *, kind: str = V
     """Start engines of a kind in one process; yield the endpoints file. They publish as many blocks a second
     as the file ``fleet-<engines>.rate`` says, once there is one."""
     ports = FleetPorts(*free_ports(3))
+    file = folder / f"endpoints-{engines}.json"
+    file.write_text(json.dumps(endpoints_file(engines, ports)))
+    if kind == UNREACHABLE:
+        yield file
+        return
     spec, ready = folder / f"fleet-{engines}.json", folder / f"fleet-{engines}.ready"
     spec.write_text(
         json.dumps(
@@ -68,8 +75,6 @@ async def fleet(children: Children, folder: Path, engines: int, *, kind: str = V
     program = [sys.executable, "-m", "kvist_sim.bench.rest.fleet", str(spec)]
     child = children.start(f"fleet {engines}", program)
     await children.ready(child, lambda: asyncio.sleep(0, ready.exists()), launch.START_SECONDS)
-    file = folder / f"endpoints-{engines}.json"
-    file.write_text(json.dumps(endpoints_file(engines, ports)))
     yield file
 
 
@@ -109,8 +114,8 @@ async def measure(
                 pickers[size, name] = started.child
         await asyncio.sleep(QUIET_SECONDS)
         if profile:
-            for child in pickers.values():
-                begin(child.pid)
+            for size in sizes:
+                begin(pickers[size, NOW].pid)
         shares: dict[tuple[int, str], list[float]] = {key: [] for key in pickers}
         for _ in range(windows.rounds):
             before = {key: child.cpu_seconds() for key, child in pickers.items()}
