@@ -18,7 +18,7 @@ import aiohttp
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
 from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
-from kvist_epp.endpoints.engine_session import engine_session
+from kvist_epp.endpoints.engine_session import engine_session, get_page
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.endpoints.page_connection import HTTP_OK, NO_HEADERS, Page, PageConnection
 from kvist_epp.engines.vllm.engine_metrics import (
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 LEAST_INTERVAL: Final = 0.1
 """Seconds from the end of one scrape to the next that ``hurry`` starts, at least."""
+AT_ONCE: Final = 32
+"""Engines asked at once, of those that answered last time and of the others: engines that hang hold their
+slots until the time limit, and must not delay the rest."""
 GRID_SECONDS: Final = 0.01
 """Scrapes begin at multiples of it, those of several engines at once: the process wakes up less often."""
 MAX_WARNINGS: Final = 16
@@ -66,7 +69,6 @@ class Scraper:
         timeout: float = 2.0,
         models_interval: float = 60.0,
         failures: int = 3,
-        concurrency: int = 32,
         key: EngineKey | None = None,
     ) -> None:
         """``on_scrape`` is called after each answered scrape, ``on_change`` when an engine became ready or
@@ -88,7 +90,7 @@ class Scraper:
         self._models_interval = models_interval
         self._failures = failures
         self._key = key or EngineKey()
-        self._semaphore = asyncio.Semaphore(concurrency)
+        self._slots, self._slots_of_failing = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._connections: dict[str, PageConnection] = {}
         """Open connections by endpoint key; all pages are requested on them."""
@@ -171,7 +173,7 @@ class Scraper:
         while True:
             state.asking = True
             try:
-                async with self._semaphore:
+                async with self._slots if _answers(state) else self._slots_of_failing:
                     await self.scrape(state)
             finally:
                 state.asking, state.tried_at = False, time.monotonic()
@@ -251,7 +253,7 @@ class Scraper:
         """
         endpoint = state.endpoint
         connection = self._connections.get(endpoint.key)
-        usual = state.state is ScrapeState.READY and not state.failures
+        usual = _answers(state)
         if not usual:
             self._disconnect(endpoint.key)
             connection = None
@@ -270,19 +272,10 @@ class Scraper:
         return connection
 
     async def _ask_in_full(self, endpoint: Endpoint, path: str, headers: Mapping[str, str]) -> Page:
-        """Return a page by a full client; its content only for status 200. Raises as ``_ask``."""
+        """Return a page by a full client. Raises as ``_ask``."""
         if self._session is None:
             raise RuntimeError("the scraper must be used with `async with`")
-        url = f"http://{endpoint.hostport}{path}"
-        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-            if response.status != HTTP_OK:
-                return Page(response.status, b"")
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > MAX_PAGE_BYTES:
-                    raise ValueError(f"the answer to GET {path} is larger than {MAX_PAGE_BYTES} bytes")
-            return Page(response.status, bytes(body))
+        return await get_page(self._session, endpoint.hostport, path, headers, MAX_PAGE_BYTES)
 
     async def _models(self, state: EngineState, now: float) -> ServedModels:
         """Return what ``/v1/models`` says if it is due, else what is known."""
@@ -377,6 +370,11 @@ class Scraper:
                 problem,
             )
             self._on_change(state)
+
+
+def _answers(state: EngineState) -> bool:
+    """Return whether the engine answered when it was last asked."""
+    return state.state is ScrapeState.READY and not state.failures
 
 
 def _on_grid(now: float, seconds: float) -> float:

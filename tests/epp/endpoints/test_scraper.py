@@ -1,7 +1,9 @@
 """Scraping real HTTP servers that answer, send nonsense, hang and disappear."""
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.epp.endpoints.scraped import Engine, Told, scraper
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.engine_key import EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
+from kvist_epp.endpoints.scraper import AT_ONCE
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 
 
@@ -62,8 +65,8 @@ async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(
 async def test_an_engine_that_is_gone_is_unreachable_in_plain_words(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing accepts connections, the reason says so, and no full client is needed to find it; the
-    engine is ready again once it listens."""
+    """The reason of an engine that accepts no connections says so without a full client, and the engine is
+    ready again once it listens."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
         scrapes.follow(EndpointSet((endpoint,)))
@@ -114,23 +117,42 @@ async def test_a_scrape_that_is_cancelled_keeps_what_it_has_read(engine: Engine)
         assert scrapes.states["ns/a"].sample.running == 2
 
 
-async def test_an_engine_that_hangs_times_out() -> None:
-    """A connection that is accepted but never answered counts as a failure."""
+@contextlib.asynccontextmanager
+async def silent_server() -> AsyncIterator[int]:
+    """Accept connections and never answer; yield the port."""
 
     async def read_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)
         writer.close()
 
     server = await asyncio.start_server(read_only, "127.0.0.1", 0)
-    endpoint = Endpoint("a", "ns", "127.0.0.1", server.sockets[0].getsockname()[1])
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_engine_that_hangs_times_out() -> None:
+    """A connection that is accepted but never answered counts as a failure."""
     told = Told()
-    async with scraper(told, timeout=0.05) as scrapes:
-        scrapes.follow(EndpointSet((endpoint,)))
+    async with silent_server() as port, scraper(told, timeout=0.05) as scrapes:
+        scrapes.follow(EndpointSet((Endpoint("a", "ns", "127.0.0.1", port),)))
         await told.until(lambda: len(told.changes) == 1)
 
         assert scrapes.states["ns/a"].problem == "timed out"
-    server.close()
-    await server.wait_closed()
+
+
+async def test_engines_that_hang_do_not_delay_the_scrapes_of_others(engine: Engine) -> None:
+    """An engine that answers is scraped on, however many others hold their connections without an answer."""
+    told, endpoint = Told(), await engine.start()
+    async with silent_server() as port, scraper(told, timeout=60.0) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: len(told.changes) == 1)
+        silent = [Endpoint(f"silent-{number}", "ns", "127.0.0.1", port) for number in range(2 * AT_ONCE)]
+        scrapes.follow(EndpointSet((endpoint, *silent)))
+        while sum(state.asking for state in scrapes.states.values()) <= AT_ONCE:
+            await asyncio.sleep(0.01)
+        scraped = told.scrapes
+        await told.until(lambda: told.scrapes > scraped + 10)
 
 
 async def test_following_another_fleet(engine: Engine) -> None:
