@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from kvist_epp.admin.decision_pages import DEFAULT_LIMIT, MAX_LIMIT, DecisionPages
+from kvist_epp.admin.fleet_page import run_in_slices
 from kvist_epp.admin.live.request_origin import RequestOrigin
 from kvist_epp.errors import PickError, SettingsError
 from kvist_epp.names import PATH_HEADER
@@ -52,7 +53,7 @@ class RolePages:
     """Sources of the pages that every role has."""
 
     metrics: Callable[[], MetricsPage]
-    """Returns all metrics as they are now."""
+    """Returns the page of all metrics."""
     not_ready: Callable[[], str]
     """Reason for which the picker is not ready; empty if it is."""
     warning: Callable[[], str] = str
@@ -67,8 +68,8 @@ class PickerPages(RolePages):
 
     explain: Callable[[str, Mapping[str, str], bytes], Document]
     """(path, lower-case headers, body) → the answer of ``/debug/pick``; may raise PickError."""
-    debug_fleet: Callable[[], Document]
-    index: Callable[[], Document]
+    debug_fleet: Callable[[], Document | Awaitable[Document]]
+    index: Callable[[], Document | Awaitable[Document]]
     fleet: Callable[[], Awaitable[Document]] | None = None
     queue: Callable[[], Document] = dict
     held: Callable[[], Document] = dict
@@ -120,6 +121,7 @@ async def serve(
 def _role_routes(pages: RolePages) -> list[web.RouteDef]:
     async def metrics(request: web.Request) -> web.Response:
         page, accept = pages.metrics(), request.headers.get("Accept", "")
+        await run_in_slices(page.read())
         body, content_type = await asyncio.to_thread(page.format, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -146,7 +148,7 @@ def _role_routes(pages: RolePages) -> list[web.RouteDef]:
 
 
 def _picker_routes(pages: PickerPages) -> list[web.RouteDef]:
-    documents = {
+    documents: dict[str, Callable[[], Document | Awaitable[Document]]] = {
         "/debug/fleet": pages.debug_fleet,
         "/debug/index": pages.index,
         "/debug/queue": pages.queue,
@@ -172,9 +174,10 @@ def _picker_routes(pages: PickerPages) -> list[web.RouteDef]:
             return _json({"pages": listed})
         return web.Response(text="".join(f"{path:<19} {text}\n" for path, text in listed.items()))
 
-    def show(document: Callable[[], Document]) -> PageHandler:
+    def show(document: Callable[[], Document | Awaitable[Document]]) -> PageHandler:
         async def handler(_: web.Request) -> web.StreamResponse:
-            return _json(document())
+            found = document()
+            return _json(await found if isinstance(found, Awaitable) else found)
 
         return handler
 

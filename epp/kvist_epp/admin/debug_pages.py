@@ -5,11 +5,12 @@ The pages contain numbers by endpoint or priority, never tenants or prompts.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
+from kvist_epp.admin.fleet_page import run_in_slices
 from kvist_epp.director.decision_log import endpoint_document
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
@@ -30,31 +31,35 @@ from kvist_epp.scheduling.split_record import split_document
 from kvist_epp.telemetry.metrics import Gauges
 
 
-def fleet_document(registry: EndpointRegistry, discovery: Discovery) -> dict[str, Any]:
+async def fleet_document(registry: EndpointRegistry, discovery: Discovery) -> dict[str, Any]:
     """Return the page ``/debug/fleet``: the endpoints, and which of them are matched approximately."""
-    director = registry.director
-    now = registry.clock()
-    states = {key: state.scrape for key, state in registry.states.items()}
-    document = endpoints_document(states, director.tracker, now, director.max_backlog)
+    director, now = registry.director, registry.clock()
+    endpoints, approximate = list[dict[str, object]](), dict[str, str]()
+
+    def each_endpoint() -> Generator[None, None, None]:
+        for key, state in tuple(registry.states.items()):
+            if registry.states.get(key) is state:
+                endpoints.append(endpoint_row(state.scrape, director.tracker, now, director.max_backlog))
+                if why := registry.why_approximate(key):
+                    approximate[key] = why
+            yield
+
+    await run_in_slices(each_endpoint())
     return {
         "discovery": discovery.describe(),
         "listed": registry.fleet is not None,
-        "approximate": {key: why for key in states if (why := registry.why_approximate(key))},
-        **document,
+        "approximate": approximate,
+        "endpoints": endpoints,
     }
 
 
-def endpoints_document(
-    states: Mapping[str, EngineState], tracker: LoadTracker, now: float, max_backlog: float = inf
+def endpoint_row(
+    state: EngineState, tracker: LoadTracker, now: float, max_backlog: float = inf
 ) -> dict[str, object]:
-    """Return each endpoint with its state, its last scrape and its backlog by the load tracker.
+    """Return an endpoint with its state, its last scrape and its backlog by the load tracker.
 
     ``max_backlog``: seconds of prefill from which an endpoint is full.
     """
-    return {"endpoints": [_endpoint(state, tracker, now, max_backlog) for state in states.values()]}
-
-
-def _endpoint(state: EngineState, tracker: LoadTracker, now: float, max_backlog: float) -> dict[str, object]:
     endpoint, load, rates = state.endpoint, tracker.load(state.endpoint.key), state.rates
     return {
         "endpoint": endpoint.hostport,
@@ -98,11 +103,21 @@ def _tiers(state: EngineState, load: EndpointLoad) -> dict[str, Any]:
     }
 
 
-def index_document(registry: EndpointRegistry) -> dict[str, Any]:
+async def index_document(registry: EndpointRegistry) -> dict[str, Any]:
     """Return the page ``/debug/index``: the index, its model, and the counters of each publisher."""
     director = registry.director
-    model = director.model
-    stats = {} if registry.subscriber is None else registry.subscriber.stats()
+    model, index = director.model, director.index
+    subscriber = registry.subscriber
+    stats = {} if subscriber is None else subscriber.stats()
+    publishers: dict[str, dict[str, Any]] = {}
+
+    def each_publisher() -> Generator[None, None, None]:
+        for name, counters in stats.items():
+            if subscriber is not None and subscriber.feed(name) is not None:
+                publishers[name] = asdict(counters) | {"held_blocks": index.blocks(index.publisher(name))}
+            yield
+
+    await run_in_slices(each_publisher())
     return {
         "model": {
             "name": model.name if model else None,
@@ -110,12 +125,9 @@ def index_document(registry: EndpointRegistry) -> dict[str, Any]:
             "why_not": model.why_not if model else "--model is not set",
         },
         "bytes_per_token": round(director.lookup.bytes_per_token, 3),
-        "index": director.index.stats(),
+        "index": index.stats(),
         "requests_in_flight": len(director.table),
-        "publishers": {
-            name: asdict(counters) | {"held_blocks": director.index.blocks(director.index.publisher(name))}
-            for name, counters in stats.items()
-        },
+        "publishers": publishers,
     }
 
 

@@ -58,21 +58,24 @@ class FleetPage:
             publishers = {key: state.member.publishers for key, state in self._registry.states.items()}
             steps = director.cache_value.compute(director.index, publishers, now)
             values, seconds = await run_in_slices(steps)
-            self._last = _document(self._registry, values, now - self._started_at, now)
+            steps_of_page = _document(self._registry, values, now - self._started_at, now)
+            self._last, more_seconds = await run_in_slices(steps_of_page)
             self._computed_at = began
-            self._next_at = began + seconds / CPU_SHARE
+            self._next_at = began + (seconds + more_seconds) / CPU_SHARE
             return self._last
         finally:
             self._running = None
 
 
 async def run_in_slices(steps: Generator[None, None, T]) -> tuple[T, float]:
-    """Run a generator to its end, a millisecond at a time; return its result and the seconds of work."""
+    """Run a generator to its end, a millisecond or a step at a time; return its result and the seconds of
+    work."""
     worked, until = 0.0, 0.0
     began = perf_counter()
     try:
         while True:
             until = began + SLICE_SECONDS
+            next(steps)
             while perf_counter() < until:
                 next(steps)
             worked += perf_counter() - began
@@ -84,26 +87,28 @@ async def run_in_slices(steps: Generator[None, None, T]) -> tuple[T, float]:
 
 def _document(
     registry: EndpointRegistry, values: Mapping[str, EndpointCacheValue], observed: float, now: float
-) -> dict[str, Any]:
-    """Return the page; ``observed``: seconds since this replica started."""
-    director, blocks = registry.director, registry.blocks()
-    states = [state.scrape for key, state in registry.states.items() if key in values]
+) -> Generator[None, None, dict[str, Any]]:
+    """Make the page, an endpoint a step; ``observed``: seconds since this replica started."""
+    director, endpoints = registry.director, list[dict[str, Any]]()
+    for key, state in tuple(registry.states.items()):
+        if key in values and registry.states.get(key) is state:
+            endpoints.append(
+                _engine(state.scrape)
+                | {
+                    "approximate": registry.why_approximate(key),
+                    "worth_tokens": values[key].tokens,
+                    "blocks": director.lookup.blocks(state.member),
+                    "exclusive_blocks": values[key].exclusive_blocks,
+                }
+            )
+        yield
     return {
         "version": VERSION,
         "replica": director.replica,
         "window_seconds": WINDOW_SECONDS,
         "observed_seconds": round(min(observed, WINDOW_SECONDS), 1),
         "prompts": director.divergence.document(now),
-        "endpoints": [
-            _engine(state)
-            | {
-                "approximate": registry.why_approximate(state.endpoint.key),
-                "worth_tokens": values[state.endpoint.key].tokens,
-                "blocks": blocks.get(state.endpoint.hostport, {}),
-                "exclusive_blocks": values[state.endpoint.key].exclusive_blocks,
-            }
-            for state in states
-        ],
+        "endpoints": endpoints,
     }
 
 

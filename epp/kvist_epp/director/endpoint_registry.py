@@ -267,17 +267,9 @@ class EndpointRegistry(RequestListener):
         return {state.endpoint.hostport: int(state.member.precise) for state in self.states.values()}
 
     def blocks(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the blocks held by ``ip:port`` and medium, over all ranks; a shared storage's are each's."""
-        index, storages = self.director.index, self.director.lookup.storages
-        held: dict[str, dict[str, int]] = {}
-        for state in self.states.values():
-            media = held.setdefault(state.endpoint.hostport, {})
-            for publisher in state.member.publishers:
-                for medium, blocks in index.blocks(publisher).items():
-                    media[medium] = media.get(medium, 0) + blocks
-            if (name := state.member.storage) is not None and name in storages:
-                media |= index.blocks(storages[name])
-        return held
+        """Return the blocks held by ``ip:port`` and medium."""
+        held = self.director.lookup.blocks
+        return {state.endpoint.hostport: held(state.member) for state in self.states.values()}
 
     def backlog(self) -> Mapping[str, int]:
         """Return the backlog in tokens by ``ip:port``."""

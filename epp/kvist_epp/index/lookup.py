@@ -119,6 +119,16 @@ class Lookup:
             self._sharers[member.storage].discard(key)
             member.storage = None
 
+    def blocks(self, member: Member) -> dict[str, int]:
+        """Return the blocks of an endpoint by medium, over all ranks; a shared storage's are each's."""
+        held: dict[str, int] = {}
+        for publisher in member.publishers:
+            for medium, count in self._index.blocks(publisher).items():
+                held[medium] = held.get(medium, 0) + count
+        if member.storage is not None and (number := self.storages.get(member.storage)) is not None:
+            held |= self._index.blocks(number)
+        return held
+
     def usable(self, key: str, matches: Matches, hit: Hit) -> Hit:
         """Return what an endpoint uses of what it holds itself, with what follows it in the storage that it
         shares. Notes how large the blocks of its hits are."""

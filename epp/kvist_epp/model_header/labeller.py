@@ -9,18 +9,25 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from time import perf_counter
 from typing import Any, Final
 
 import msgspec
-from prometheus_client.core import Metric
 
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.extproc.rewrite import requested_model
 from kvist_epp.http2.limits import PortStats
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, REQUEST_ID_HEADER
 from kvist_epp.telemetry.counters import Histogram
-from kvist_epp.telemetry.families import certificate_families, counter, gauge, histogram, port_families
+from kvist_epp.telemetry.families import (
+    Family,
+    certificate_families,
+    counter,
+    gauge,
+    histogram,
+    port_families,
+)
 from kvist_epp.telemetry.metrics import PROCESS, MetricsPage
 from kvist_epp.telemetry.request_log import RequestLine, RequestLog
 
@@ -104,10 +111,10 @@ class HeaderMetrics:
         self.find.observe(seconds)
 
     def snapshot(self) -> MetricsPage:
-        """Return all families as they are now, ready to be written by another thread."""
-        return MetricsPage([*PROCESS.collect(), *self._families()])
+        """Return the page of all families."""
+        return MetricsPage(chain(PROCESS.collect(), self._families()))
 
-    def _families(self) -> Iterable[Metric]:
+    def _families(self) -> Iterable[Family]:
         yield gauge("build_info", "Version of this filter; always 1.", {self.version: 1}, "version")
         yield counter(
             "model_header_requests",

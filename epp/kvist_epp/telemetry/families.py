@@ -4,8 +4,10 @@ Every name begins with ``kvist_epp_``; ``counter`` adds ``_total``. Values are b
 tokens.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import Any, Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,52 +15,92 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    Sample,
 )
 
 from kvist_epp.http2.limits import PortStats
 from kvist_epp.telemetry.counters import DisaggregationStats, Histogram, PrewarmStats, ReplicationReport
 
+SLICE_SECONDS: Final = 0.001
+"""Work of a thread between two pauses."""
 MAX_ID: Final = 64
 """Longest request id in an exemplar: names and values of its labels may have 128 characters in all."""
 
-F = TypeVar("F", CounterMetricFamily, GaugeMetricFamily)
 Values = Mapping[str, float] | Mapping[tuple[str, str], float] | float
+Buckets = list[tuple[str, float] | tuple[str, float, Exemplar]]
 
 
-def gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family with its values of one moment, which another thread may format.
+
+    A thousand endpoints have 13,000 values, and formatting them takes 100 ms, in which the event loop waits
+    for the interpreter's lock, 5 ms each time. So the thread pauses after each millisecond, and the samples
+    are made one by one, since so many objects at once would be searched for garbage.
+    """
+
+    kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
+    name: str
+    """Without the prefix ``kvist_epp_``."""
+    text: str
+    labels: tuple[str, ...]
+    rows: Mapping[Any, Any]
+    """Value, or buckets and sum, by the label, or by several labels as a tuple."""
+
+    def metric(self) -> Metric:
+        """Return the family as Prometheus's library has it."""
+        metric = self._empty()
+        metric.samples = self  # type: ignore[assignment]  # formats iterate over it
+        return metric
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Make the samples, and sleep between slices of work."""
+        made, until = self._empty(), perf_counter() + SLICE_SECONDS
+        for key, row in self.rows.items():
+            labels = key if isinstance(key, tuple) else (key,)
+            if isinstance(made, HistogramMetricFamily):
+                made.add_metric(labels, *row)
+            else:
+                made.add_metric(labels, row)
+            yield from made.samples
+            made.samples.clear()
+            if perf_counter() > until:
+                sleep(SLICE_SECONDS)
+                until = perf_counter() + SLICE_SECONDS
+
+    def _empty(self) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+        return self.kind(f"kvist_epp_{self.name}", self.text, labels=self.labels)
+
+
+def gauge(name: str, text: str, values: Values, *labels: str) -> Family:
     """Return a gauge: one value, or values by the label (or by both labels as a tuple)."""
-    return _fill(GaugeMetricFamily(f"kvist_epp_{name}", text, labels=labels), values)
+    return Family(GaugeMetricFamily, name, text, labels, _rows(values))
 
 
-def counter(name: str, text: str, values: Values, *labels: str) -> Metric:
+def counter(name: str, text: str, values: Values, *labels: str) -> Family:
     """Return a counter: one value, or values by the label (or by both labels as a tuple)."""
-    return _fill(CounterMetricFamily(f"kvist_epp_{name}", text, labels=labels), values)
+    return Family(CounterMetricFamily, name, text, labels, _rows(values))
 
 
-def _fill(family: F, values: Values) -> F:
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            family.add_metric(key if isinstance(key, tuple) else (key,), value)
-    else:
-        family.add_metric((), values)
-    return family
+def _rows(values: Values) -> Mapping[Any, float]:
+    return dict(values) if isinstance(values, Mapping) else {(): values}
 
 
-def histogram(name: str, text: str, histograms: Mapping[str, Histogram] | Histogram, *labels: str) -> Metric:
+def histogram(name: str, text: str, histograms: Mapping[str, Histogram] | Histogram, *labels: str) -> Family:
     """Return a histogram: one, or several by the label.
 
     Buckets carry the exemplars, which only OpenMetrics shows.
     """
-    family = HistogramMetricFamily(f"kvist_epp_{name}", text, labels=labels)
-    rows = {(): histograms} if isinstance(histograms, Histogram) else {(k,): h for k, h in histograms.items()}
-    for key, found in rows.items():
-        family.add_metric(key, _buckets(found), found.total)
-    return family
+    found = (
+        {(): histograms} if isinstance(histograms, Histogram) else {(k,): h for k, h in histograms.items()}
+    )
+    rows = {key: (_buckets(one), one.total) for key, one in found.items()}
+    return Family(HistogramMetricFamily, name, text, labels, rows)
 
 
-def _buckets(found: Histogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+def _buckets(found: Histogram) -> Buckets:
     exemplars = found.exemplars()
-    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    buckets: Buckets = []
     for at, (bound, count) in enumerate(found.cumulative()):
         one = exemplars.get(at)
         # a client may choose its id: one that could break the page, or that Prometheus refuses, is left out
@@ -75,7 +117,7 @@ def _plain(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
+def port_families(ports: Mapping[str, PortStats]) -> Iterable[Family]:
     """Return ``kvist_epp_http2_…`` and ``kvist_epp_tls_…`` of each gRPC port by its name."""
     loads = {name: stats.load() for name, stats in ports.items()}
     yield gauge(
@@ -112,7 +154,7 @@ def _by_port(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], f
     return {(port, reason): count for port, found in counts.items() for reason, count in found.items()}
 
 
-def certificate_families(counters: Mapping[str, float]) -> Iterable[Metric]:
+def certificate_families(counters: Mapping[str, float]) -> Iterable[Family]:
     """Return the metrics of the ext_proc port's certificate.
 
     ``counters`` are those of ``Certificates``; they are empty without TLS, and so are the families then.
@@ -125,7 +167,7 @@ def certificate_families(counters: Mapping[str, float]) -> Iterable[Metric]:
     yield counter("certificate_changes", text, changes, "outcome")
 
 
-def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
+def prewarm_families(stats: PrewarmStats) -> Iterable[Family]:
     """Return the metrics of prewarming; all are zero where it is off."""
     text = "Number of prompt tokens that engines computed in advance, for prewarming."
     yield counter("prewarm_tokens", text, stats.tokens)
@@ -137,7 +179,7 @@ def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
     yield counter("prewarm_seconds", "Seconds that prewarming requests took in total.", stats.seconds)
 
 
-def replication_families(report: ReplicationReport) -> Iterable[Metric]:
+def replication_families(report: ReplicationReport) -> Iterable[Family]:
     """Return the metrics of the exchange between replicas; all are empty or zero without ``--replicas``."""
     stats = report.stats
     yield gauge(
@@ -169,7 +211,7 @@ def replication_families(report: ReplicationReport) -> Iterable[Metric]:
     yield gauge("snapshot_blocks", text, stats.snapshot_blocks)
 
 
-def disaggregation_families(stats: DisaggregationStats) -> Iterable[Metric]:
+def disaggregation_families(stats: DisaggregationStats) -> Iterable[Family]:
     """Return the families ``kvist_epp_disaggregation_…``."""
     text = "Number of picks, by whether the prompt is computed at another endpoint (split), or why it is not."
     yield counter("disaggregation_decisions", text, stats.decisions, "decision")

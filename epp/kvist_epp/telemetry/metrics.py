@@ -6,8 +6,9 @@ left are removed (``forget``), so that the page does not grow with each endpoint
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -29,6 +30,7 @@ from kvist_epp.telemetry.counters import (
     TraceStats,
 )
 from kvist_epp.telemetry.families import (
+    Family,
     certificate_families,
     counter,
     disaggregation_families,
@@ -196,10 +198,10 @@ class PickerMetrics:
                 del pairs[key]
 
     def snapshot(self) -> "MetricsPage":
-        """Return all families as they are now, ready to be formatted by another thread."""
-        return MetricsPage([*PROCESS.collect(), *self._families()])
+        """Return the page of all families."""
+        return MetricsPage(chain(PROCESS.collect(), self._families()))
 
-    def _families(self) -> Iterable[Metric]:
+    def _families(self) -> Iterable[Family]:
         gauges = self.gauges
         yield gauge("build_info", "Version of this picker; always 1.", {self.version: 1}, "version")
         yield counter(
@@ -262,7 +264,7 @@ class PickerMetrics:
         text = "1 while gateways report how requests end; 0 while load is estimated from scrapes."
         yield gauge("ends_reported", text, int(gauges.ends_reported()))
 
-    def _queue_families(self) -> Iterable[Metric]:
+    def _queue_families(self) -> Iterable[Family]:
         gauges = self.gauges
         text = "Number of queued requests, by priority."
         yield gauge("queue_requests", text, gauges.queue_requests(), "priority")
@@ -275,7 +277,7 @@ class PickerMetrics:
         text = "Seconds that an eligible endpoint needs on average to prefill its backlog."
         yield gauge("backlog_seconds", text, gauges.backlog_seconds())
 
-    def _token_time_families(self) -> Iterable[Metric]:
+    def _token_time_families(self) -> Iterable[Family]:
         text = "Seconds from the arrival of a request to the first token of its observed, streamed response."
         yield histogram("time_to_first_token_seconds", text, self.first_token)
         text = "Seconds between two output tokens of an observed, streamed response, as its mean."
@@ -287,7 +289,7 @@ class PickerMetrics:
         text = "Ratio of the time from the pick to the end of prefill by KV events, to that prediction."
         yield histogram("prefill_time_ratio", text, self.prefill_ratio)
 
-    def _saving_families(self) -> Iterable[Metric]:
+    def _saving_families(self) -> Iterable[Family]:
         text = (
             "Number of prompt tokens that engines did not compute, by their KV events or else as predicted."
         )
@@ -297,7 +299,7 @@ class PickerMetrics:
         text = "Number of evicted prompt tokens that were computed again while no endpoint held them."
         yield counter("evicted_requested_tokens", text, self.gauges.evicted_requested_tokens())
 
-    def _cache_families(self) -> Iterable[Metric]:
+    def _cache_families(self) -> Iterable[Family]:
         text = "Number of prompt tokens that were predicted to be cached on the picked endpoint."
         yield counter("predicted_cached_tokens", text, self.predicted_cached, "endpoint")
         text = "Number of tokens of the picked prompts for which cached tokens were predicted."
@@ -330,7 +332,7 @@ class PickerMetrics:
         text = "1 if the endpoint's KV events are used for matching, 0 if it is in approximate mode."
         yield gauge("index_trust", text, self.gauges.precise(), "endpoint")
 
-    def _discovery_families(self) -> Iterable[Metric]:
+    def _discovery_families(self) -> Iterable[Family]:
         watches = list(self.gauges.watches())
         text = "1 while a watch of the Kubernetes API is open, otherwise 0; by resource."
         yield gauge("discovery_watching", text, {w.resource: int(w.open) for w in watches}, "resource")
@@ -345,14 +347,24 @@ class PickerMetrics:
 
 
 class MetricsPage(Collector):
-    """Families of one moment, which may be formatted in another thread."""
+    """Families whose values are read on the event loop, and which another thread may then format."""
 
-    def __init__(self, families: list[Metric]) -> None:
+    def __init__(self, families: Iterable[Metric | Family]) -> None:
+        """``families`` may read the values while it is iterated over, which happens once."""
         self._families = families
 
+    def read(self) -> Generator[None, None, None]:
+        """Read the values, a family a step; ``format`` does so at once if this was not called."""
+        found: list[Metric | Family] = []
+        for family in self._families:
+            found.append(family)
+            yield
+        self._families = found
+
     def collect(self) -> Iterable[Metric]:
-        """Return the families."""
-        return self._families
+        """Return the families as Prometheus's library has them."""
+        for family in self._families:
+            yield family.metric() if isinstance(family, Family) else family
 
     def format(self, accept: str) -> tuple[bytes, str]:
         """Return the page in the format that an ``Accept`` header asks for, and its content type."""

@@ -9,7 +9,7 @@ import pytest
 from tests.epp.parts import Parts, ask, chat, make
 
 from kvist_epp.admin import debug_pages
-from kvist_epp.admin.debug_pages import endpoints_document, in_flight_document
+from kvist_epp.admin.debug_pages import endpoint_row, in_flight_document
 from kvist_epp.director.explanation import Explanation
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.endpoints.engine_state import EngineState
@@ -78,8 +78,7 @@ def test_the_page_of_endpoints_joins_scrapes_and_load() -> None:
     endpoint = Endpoint("a", "ns", "10.0.0.1", 8000, {"k": "v"}, "tcp://10.0.0.1:5557", ranks=2)
     tracker = LoadTracker(default_rate=1000.0)
     tracker.add(InFlightRequest("s", 900), "ns/a", 500, now=1.0)
-    document = endpoints_document({"ns/a": EngineState(endpoint)}, tracker, now=1.1)
-    read = msgspec.json.decode(msgspec.json.encode(document))["endpoints"][0]
+    read = msgspec.json.decode(msgspec.json.encode(endpoint_row(EngineState(endpoint), tracker, now=1.1)))
 
     assert (read["state"], read["problem"], read["backlog_tokens"], read["requests"]) == (
         "new",

@@ -2,18 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.epp.parts import BLOCK, Parts, ask, chat, make
 
 from kvist_epp.admin import fleet_page
+from kvist_epp.admin.debug_pages import fleet_document, index_document
 from kvist_epp.admin.fleet_page import FleetPage, run_in_slices
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.settings.settings import Settings
+from kvist_kube.object_cache import WatchStatus
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
 
@@ -118,6 +121,45 @@ async def test_closing_ends_a_computation_in_progress(registry: EndpointRegistry
     await asyncio.wait((waiter,))
     assert waiter.cancelled()
     await page.close()
+
+
+class NoDiscovery:
+    """A discovery of nothing."""
+
+    problem = ""
+
+    async def run(self) -> None:
+        """End at once."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def watches(self) -> Sequence[WatchStatus]:
+        """Return nothing."""
+        return ()
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_an_endpoint_that_leaves_while_pages_are_made_is_left_out(
+    registry: EndpointRegistry, parts: Parts, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Endpoints come and go between the slices of a page, whose other endpoints are all there."""
+    monkeypatch.setattr(fleet_page, "SLICE_SECONDS", 0.0)  # one step in each turn of the event loop
+    pages = [
+        asyncio.create_task(FleetPage(registry).document()),
+        asyncio.create_task(fleet_document(registry, NoDiscovery())),
+        asyncio.create_task(index_document(registry)),
+    ]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    registry.follow(EndpointSet((parts.endpoints[1],)))
+    fleet, debug, _ = [await page for page in pages]
+
+    assert [row["pod"] for row in fleet["endpoints"]][-1] == "e1"
+    assert [row["name"] for row in debug["endpoints"]][-1] == "t/e1"
+    assert len(fleet["endpoints"]) <= 2
+    assert len(debug["endpoints"]) <= 2
 
 
 async def test_work_goes_on_in_slices() -> None:

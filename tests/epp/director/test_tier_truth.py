@@ -3,13 +3,14 @@
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.epp.kvevents.recorded_tiers import Step, recorded
 from tests.epp.parts import MODEL, ask, make
 
-from kvist_epp.admin.debug_pages import endpoints_document
+from kvist_epp.admin.debug_pages import endpoint_row
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.director.endpoint_state import EndpointState
 from kvist_epp.director.request_progress import before_promotion
@@ -281,9 +282,9 @@ async def test_speeds_of_tiers_are_taken_from_scrapes(following: Following) -> N
     assert load.tier_rates["SHARED"] < 101
     assert load.skipped_media == {"STORAGE", "SHARED"}
     assert load.limits_loads
-    page = endpoints_document({KEY: following.state.scrape}, following.parts.director.tracker, 0.0)
-    assert page["endpoints"][0]["tiers"]["measured"] == ["CPU", "SHARED", "STORAGE"]  # type: ignore[index]
-    assert page["endpoints"][0]["tiers"]["skipped"] == ["SHARED", "STORAGE"]  # type: ignore[index]
+    tiers: Any = endpoint_row(following.state.scrape, following.parts.director.tracker, 0.0)["tiers"]
+    assert tiers["measured"] == ["CPU", "SHARED", "STORAGE"]
+    assert tiers["skipped"] == ["SHARED", "STORAGE"]
 
 
 async def test_an_engine_that_never_finds_shared_storage_is_parted_from_it(following: Following) -> None:

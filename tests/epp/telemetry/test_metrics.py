@@ -235,3 +235,31 @@ def test_each_help_text_is_one_sentence_with_its_unit() -> None:
     assert {name: text for name, text in texts.items() if not text.startswith(units)} == {}
     assert odd == {}
     assert len(texts) > 40
+
+
+def test_a_page_shows_the_values_that_were_read() -> None:
+    """What is counted after the values were read, while another thread formats them, is for the next page."""
+    metrics = filled()
+    page = metrics.snapshot()
+    assert sum(1 for _ in page.read()) > 50
+    before, _ = page.format("")
+    metrics.requests["picked"] += 1
+    metrics.predicted_cached["10.0.0.9:80"] += 1
+    metrics.pick.observe(0.001)
+    after, _ = page.format("")
+    assert without_process(before) == without_process(after)
+    assert without_process(metrics.snapshot().format("")[0]) != without_process(before)
+
+
+def test_values_are_read_when_the_page_is_formatted_at_the_latest() -> None:
+    """A page that was not read in steps has all families all the same."""
+    metrics = filled()
+    page = metrics.snapshot()
+    for _ in page.read():
+        pass
+    assert without_process(page.format("")[0]) == without_process(metrics.snapshot().format("")[0])
+
+
+def without_process(body: bytes) -> list[bytes]:
+    """Return the lines without the figures of the test's own process."""
+    return [line for line in body.splitlines() if b"process_" not in line]
