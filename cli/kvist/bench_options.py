@@ -146,7 +146,7 @@ def bench_traces_options(parser: argparse.ArgumentParser) -> None:
 def bench_rest_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench rest``."""
     parser.add_argument("--quick", action="store_true", help="4 and 100 endpoints, one short window each")
-    parser.add_argument("--part", choices=("idle", "few"), help="run only this part (default: both)")
+    parser.add_argument("--part", choices=("idle", "few", "pages"), help="run only this part (default: all)")
     parser.add_argument(
         "--engines",
         choices=("vllm", "no-metrics", "unreachable"),

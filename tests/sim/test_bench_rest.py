@@ -25,6 +25,7 @@ from kvist_sim.bench.rest.fleet import (
     endpoints_file,
 )
 from kvist_sim.bench.rest.idle import NOW, UNREACHABLE, Idle, fleet
+from kvist_sim.bench.rest.pages import PageRead
 from kvist_sim.bench.rest.report import (
     RestReport,
     ScaleReport,
@@ -111,6 +112,15 @@ def test_the_report_at_rest_has_bounds() -> None:
     assert "0.40%" in page
     assert "2,000" in page
     assert json.loads(json.dumps(rest_document(good)))["few"][0]["requests"] == 100
+    assert "health check" not in page
+
+    read = RestReport([], [], [PageRead(NOW, "/metrics", 567_000, 0.173, 0.0154)])
+    page = shown(rest_table(read))
+    assert [line.split() for line in page.splitlines() if "/metrics" in line] == [
+        ["now", "/metrics", "567", "173", "15.4"]
+    ]
+    assert "CPU" not in page
+    assert json.loads(json.dumps(rest_document(read)))["pages"][0]["size"] == 567_000
 
     bad = RestReport([Idle(1_000, NOW, 0.16)], [Few(NOW, 100, 3, 0.002, 0.003, 0.004)])
     assert bad.broken() == [

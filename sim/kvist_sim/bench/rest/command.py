@@ -9,7 +9,7 @@ from rich.console import Console
 from kvist_sim.bench.epp.profiler import profiles
 from kvist_sim.bench.epp.revision import RevisionError
 from kvist_sim.bench.harness.proof import FAILED, console, folder, prove
-from kvist_sim.bench.rest import few, idle, scale
+from kvist_sim.bench.rest import few, idle, pages, scale
 from kvist_sim.bench.rest.report import (
     RestReport,
     ScaleReport,
@@ -46,17 +46,20 @@ async def _rest(options: argparse.Namespace, say: Console) -> RestReport:
     plan = idle.Windows(QUICK_SECONDS, 1) if options.quick else idle.Windows(SECONDS, ROUNDS)
     sizes = QUICK_SIZES if options.quick else SIZES
     baseline, profile = options.baseline or "", options.profile
-    at_rest, low = list[idle.Idle](), list[few.Few]()
+    at_rest, low, read = list[idle.Idle](), list[few.Few](), list[pages.PageRead]()
     with folder(None) as place:
-        if options.part != "few":
+        if options.part in (None, "idle"):
             for kind in idle.ENGINES if options.engines is None else (options.engines,):
                 at_rest += await idle.measure(
                     sizes, plan, kind=kind, baseline=baseline, folder=_new(place, kind), profile=profile
                 )
                 say.print(f"at rest, {kind}: done")
-        if options.part != "idle":
+        if options.part in (None, "few"):
             low = await few.measure(plan, baseline=baseline, folder=place, profile=profile)
             say.print("at a low rate: done")
+        if options.part in (None, "pages"):
+            read = await pages.measure(baseline=baseline, folder=_new(place, "pages"))
+            say.print("pages: done")
         if options.profile:
             for kind in {one.engines: None for one in at_rest}:
                 names = [
@@ -66,7 +69,7 @@ async def _rest(options: argparse.Namespace, say: Console) -> RestReport:
                     say.print(kind, text, markup=False)
             for text in profiles(place, ["few"][: len(low)]):
                 say.print(text, markup=False)
-    return RestReport(at_rest, low)
+    return RestReport(at_rest, low, read)
 
 
 def _new(place: Path, name: str) -> Path:

@@ -1,7 +1,7 @@
 """Bounds, tables and JSON of ``kvist bench rest`` and ``kvist bench scale``."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rich.console import Group
@@ -9,6 +9,8 @@ from rich.table import Table
 
 from kvist_sim.bench.rest.few import ENGINES, RATE, Few
 from kvist_sim.bench.rest.idle import NOW, Idle
+from kvist_sim.bench.rest.pages import ENDPOINTS as PAGE_ENDPOINTS
+from kvist_sim.bench.rest.pages import READS, PageRead
 from kvist_sim.bench.rest.scale import BLOCKS, BLOCKS_PART, ENDPOINTS, REQUESTS, REQUESTS_PART, Scale
 
 IDLE_BOUNDS: Final[Mapping[int, float]] = {4: 0.01, 100: 0.03, 1_000: 0.15}
@@ -19,10 +21,11 @@ REQUEST_AIM: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class RestReport:
-    """Figures at rest and at a low rate."""
+    """Figures at rest, at a low rate, and of pages that are read."""
 
     idle: list[Idle]
     few: list[Few]
+    pages: list[PageRead] = field(default_factory=list)
 
     def broken(self) -> list[str]:
         """Return the bounds that do not hold, in words; an older revision has none."""
@@ -62,7 +65,11 @@ class ScaleReport:
 
 def rest_document(report: RestReport) -> dict[str, Any]:
     """Return the figures for JSON."""
-    return {"idle": [asdict(one) for one in report.idle], "few": [asdict(one) for one in report.few]}
+    return {
+        "idle": [asdict(one) for one in report.idle],
+        "few": [asdict(one) for one in report.few],
+        "pages": [asdict(one) for one in report.pages],
+    }
 
 
 def scale_document(report: ScaleReport) -> dict[str, Any]:
@@ -79,12 +86,21 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
 
 
 def rest_table(report: RestReport) -> Group:
-    """Return both tables."""
+    """Return the tables of what was measured."""
+    tables = [_idle_table(report), _few_table(report), _pages_table(report)]
+    return Group(*(part for one in tables if one.row_count for part in (one, "")))
+
+
+def _idle_table(report: RestReport) -> Table:
     idle = _table("no requests: share of a core", ("picker", "engines", "endpoints", "CPU", "bound"))
     for one in report.idle:
         bound = IDLE_BOUNDS.get(one.endpoints)
         shown = "" if bound is None else f"{bound:.0%}"
         idle.add_row(one.picker, one.engines, f"{one.endpoints:,}", f"{one.share:.2%}", shown)
+    return idle
+
+
+def _few_table(report: RestReport) -> Table:
     few = _table(
         f"{RATE:g} requests/s of chats of about 6,000 tokens to {ENGINES} simulated engines, through Envoy",
         ("picker", "requests", "failed", "picker us/request", "at rest, of these", "Envoy us/request"),
@@ -95,7 +111,18 @@ def rest_table(report: RestReport) -> Group:
         few.add_row(
             part.picker, f"{part.requests:,}", str(part.failed), *(f"{figure:,.0f}" for figure in figures)
         )
-    return Group(idle, "", few)
+    return few
+
+
+def _pages_table(report: RestReport) -> Table:
+    pages = _table(
+        f"{PAGE_ENDPOINTS:,} endpoints: longest wait of a health check\nwhile a page is read (median of {READS})",
+        ("picker", "page", "KB", "page ms", "wait ms"),
+    )
+    for one in report.pages:
+        figures = (f"{one.size / 1000:,.0f}", f"{one.seconds * 1000:.0f}", f"{one.delay * 1000:.1f}")
+        pages.add_row(one.picker, one.page or "none", *figures)
+    return pages
 
 
 def scale_table(report: ScaleReport) -> Group:
@@ -128,5 +155,5 @@ def scale_table(report: ScaleReport) -> Group:
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(box=None, title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("picker", "engines") else "right")
+        table.add_column(column, justify="left" if column in ("picker", "engines", "page") else "right")
     return table
