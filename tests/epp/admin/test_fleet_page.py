@@ -132,11 +132,11 @@ class NoDiscovery:
         """End at once."""
 
     def describe(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return what is empty here."""
         return {}
 
     def watches(self) -> Sequence[WatchStatus]:
-        """Return nothing."""
+        """Return what is empty here."""
         return ()
 
 

@@ -238,7 +238,7 @@ def test_each_help_text_is_one_sentence_with_its_unit() -> None:
 
 
 def test_a_page_shows_the_values_that_were_read() -> None:
-    """What is counted after the values were read, while another thread formats them, is for the next page."""
+    """A page has the values that were read, not what is counted while another thread formats it."""
     metrics = filled()
     page = metrics.snapshot()
     assert sum(1 for _ in page.read()) > 50

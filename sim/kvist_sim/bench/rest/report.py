@@ -116,7 +116,8 @@ def _few_table(report: RestReport) -> Table:
 
 def _pages_table(report: RestReport) -> Table:
     pages = _table(
-        f"{PAGE_ENDPOINTS:,} endpoints: longest wait of a health check\nwhile a page is read (median of {READS})",
+        f"{PAGE_ENDPOINTS:,} endpoints: longest wait of a health check\n"
+        f"while a page is read (median of {READS})",
         ("picker", "page", "KB", "page ms", "wait ms"),
     )
     for one in report.pages:
