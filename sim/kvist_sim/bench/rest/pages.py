@@ -1,4 +1,4 @@
-"""How long requests wait while a page of a thousand endpoints is read.
+"""Measure how long requests wait while a page of a thousand endpoints is read.
 
 The pages of the metrics port are made on the event loop that picks endpoints. A health check, which needs no
 work, is requested all the time: what it waits for, a pick would wait for.
