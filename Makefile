@@ -132,8 +132,8 @@ bench-properties: $(READY)  ## property tests with EXAMPLES=2000 examples each, 
 	KVIST_EXAMPLES=$(EXAMPLES) $(PYTEST) -n auto --dist worksteal --timeout 3600 -m hypothesis $(UNIT)
 
 SECONDS ?= 7200
-fuzz: $(FUZZER)  ## coverage-guided fuzzing of input from gateways, two minutes
-	$(BIN)/python -m tests.fuzz.run --seconds 120
+fuzz: $(FUZZER)  ## coverage-guided fuzzing of input from gateways, one minute
+	$(BIN)/python -m tests.fuzz.run --seconds 60
 
 bench-fuzz: $(FUZZER)  ## coverage-guided fuzzing for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
