@@ -5,6 +5,7 @@ from typing import Final
 
 import aiohttp
 
+from kvist_epp.endpoints.engine_key import UNAUTHORIZED
 from kvist_epp.endpoints.page_connection import HTTP_OK, Page
 
 KEPT_ALIVE_SECONDS: Final = 4.0
@@ -36,3 +37,12 @@ async def get_page(
             if len(body) > max_bytes:
                 raise ValueError(f"the answer to GET {path} is larger than {max_bytes} bytes")
         return Page(response.status, bytes(body))
+
+
+def check_status(path: str, status: int) -> None:
+    """Raise PermissionError or ValueError for a page that was not returned."""
+    problem = f"GET {path} returned HTTP status {status}"
+    if status in UNAUTHORIZED:
+        raise PermissionError(f"{problem}: provide the engines' API key with --engine-key-file")
+    if status != HTTP_OK:
+        raise ValueError(problem)

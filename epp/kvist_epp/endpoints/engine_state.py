@@ -127,6 +127,8 @@ class EngineState:
     """Lines of that page that were needed."""
     metrics_problem: str = ""
     """Why the engine has no metrics of vLLM though it answers; empty when it has them."""
+    refused: bool = False
+    """Nothing accepted the last connection."""
     asking: bool = False
     """A scrape is under way."""
     tried_at: float = -inf

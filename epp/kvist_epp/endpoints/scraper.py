@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from math import ceil, inf
 from typing import Final
@@ -17,8 +18,8 @@ from typing import Final
 import aiohttp
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
-from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
-from kvist_epp.endpoints.engine_session import engine_session, get_page
+from kvist_epp.endpoints.engine_key import EngineKey
+from kvist_epp.endpoints.engine_session import check_status, engine_session, get_page
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.endpoints.page_connection import HTTP_OK, NO_HEADERS, Page, PageConnection
 from kvist_epp.engines.vllm.engine_metrics import (
@@ -38,8 +39,9 @@ MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 LEAST_INTERVAL: Final = 0.1
 """Seconds from the end of one scrape to the next that ``hurry`` starts, at least."""
 AT_ONCE: Final = 32
-"""Engines asked at once, of those that answered last time and of the others: engines that hang hold their
-slots until the time limit, and must not delay the rest."""
+"""Engines asked at once, of each group (``_group``): those that hang hold their slots until the time limit,
+and must not delay the rest."""
+_ANSWERING: Final = "answering"
 GRID_SECONDS: Final = 0.01
 """Scrapes begin at multiples of it, those of several engines at once: the process wakes up less often."""
 MAX_WARNINGS: Final = 16
@@ -47,7 +49,6 @@ MAX_WARNINGS: Final = 16
 SERVER_ERROR: Final = 500
 """HTTP status of ``/health`` from which an engine is not healthy; vLLM answers 503 once its core has died.
 Other servers may have no such page."""
-
 
 OnState = Callable[[EngineState], None]
 
@@ -90,7 +91,7 @@ class Scraper:
         self._models_interval = models_interval
         self._failures = failures
         self._key = key or EngineKey()
-        self._slots, self._slots_of_failing = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(AT_ONCE))
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._connections: dict[str, PageConnection] = {}
         """Open connections by endpoint key; all pages are requested on them."""
@@ -173,7 +174,7 @@ class Scraper:
         while True:
             state.asking = True
             try:
-                async with self._slots if _answers(state) else self._slots_of_failing:
+                async with self._slots[_group(state)]:
                     await self.scrape(state)
             finally:
                 state.asking, state.tried_at = False, time.monotonic()
@@ -236,7 +237,11 @@ class Scraper:
                 raise
             if page is not None and (page.status == HTTP_OK or connection.refusals.get(path) == page.status):
                 return page
-        found = await self._ask_in_full(state.endpoint, path, headers)
+        try:
+            found = await self._ask_in_full(state.endpoint, path, headers)
+        except aiohttp.ClientConnectorError:
+            state.refused = True
+            raise
         if connection is not None and page is not None:
             if page.status == found.status:
                 connection.refusals[path] = page.status
@@ -246,27 +251,24 @@ class Scraper:
 
     async def _connected(self, state: EngineState) -> PageConnection | None:
         """Return the connection of an engine, opened if need be; None where a full client has to ask, who
-        finds the reason: of an answer that is not as usual, or of an engine that accepts connections and is
-        not ready.
+        finds the reason of an answer that is not as usual, or of none. An engine that has refused the last
+        connection needs none to find that it still does.
 
         Raises OSError if nothing accepts connections, or TimeoutError.
         """
         endpoint = state.endpoint
         connection = self._connections.get(endpoint.key)
-        usual = _answers(state)
-        if not usual:
-            self._disconnect(endpoint.key)
-            connection = None
-        elif connection is not None and connection.odd:
+        if connection is not None and connection.odd:
             return None
         if connection is None or not connection.usable:
+            if _group(state) != _ANSWERING and not state.refused:
+                return None
             place = endpoint.address, endpoint.port, endpoint.hostport
             refusals = {} if connection is None else connection.refusals
+            state.refused = True
             async with asyncio.timeout(self._timeout):
                 connection = await PageConnection.open(*place, MAX_PAGE_BYTES)
-            if not usual:
-                connection.close()
-                return None
+            state.refused = False
             connection.refusals = refusals
             self._connections[endpoint.key] = connection
         return connection
@@ -311,7 +313,7 @@ class Scraper:
         Raises PermissionError, ValueError, aiohttp.ClientError, TimeoutError or OSError.
         """
         page = await self._ask(state, path, headers)
-        _check_status(path, page.status)
+        check_status(path, page.status)
         return page.body
 
     def on_answer(
@@ -356,6 +358,7 @@ class Scraper:
     def _on_failure(self, state: EngineState, problem: str) -> None:
         state.failures += 1
         state.problem, state.pages_missed = problem, 0
+        self._disconnect(state.endpoint.key)
         if state.failures == self._failures:
             state.state = ScrapeState.UNREACHABLE
             state.models_due, state.models_failures = -inf, 0
@@ -372,23 +375,16 @@ class Scraper:
             self._on_change(state)
 
 
-def _answers(state: EngineState) -> bool:
-    """Return whether the engine answered when it was last asked."""
-    return state.state is ScrapeState.READY and not state.failures
+def _group(state: EngineState) -> str:
+    """Return the group of engines that share slots: ``_ANSWERING`` for one that answered last time."""
+    if state.state is ScrapeState.UNREACHABLE:
+        return "unreachable"
+    return _ANSWERING if state.state is ScrapeState.READY and not state.failures else "uncertain"
 
 
 def _on_grid(now: float, seconds: float) -> float:
     """Return the seconds to the first moment of the grid that is at least ``seconds`` from ``now``."""
     return ceil((now + seconds) / GRID_SECONDS) * GRID_SECONDS - now
-
-
-def _check_status(path: str, status: int) -> None:
-    """Raise PermissionError or ValueError for a page that was not returned."""
-    problem = f"GET {path} returned HTTP status {status}"
-    if status in UNAUTHORIZED:
-        raise PermissionError(f"{problem}: provide the engines' API key with --engine-key-file")
-    if status != HTTP_OK:
-        raise ValueError(problem)
 
 
 def _cause(error: BaseException) -> str:

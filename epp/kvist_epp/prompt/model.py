@@ -167,7 +167,7 @@ class Model:
         if isinstance(prompt, str):
             return self.vocabulary.prompt(prompt, add_special_tokens=request.add_special_tokens)
         try:
-            if min(prompt) >= 0:
+            if prompt and min(prompt) >= 0:
                 return self.vocabulary.join(prompt)
         except IndexError:
             pass

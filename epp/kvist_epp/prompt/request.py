@@ -97,7 +97,8 @@ def parse(path: str, body: bytes, *, method: str = "POST") -> Request:
     ``path`` is without the query; anything before ``/v1/`` is a gateway's prefix and ignored.
 
     Raises:
-        BadRequest: a known path with a body that is not JSON, or without a model; names the field.
+        BadRequest: a known path with a body that is not JSON, or without a model that the path needs; names
+            the field.
     """
     read = _READERS.get(path) or _READERS.get(path[path.rfind("/v1/") :])
     if read is None or method != "POST":
@@ -116,7 +117,7 @@ def _by_load(kind: Kind, body: bytes, *, needs_model: bool) -> Request:
     except (ValueError, RecursionError):
         raise BadRequest("body is not JSON", reason="bad-json") from None
     model = document.get("model") if isinstance(document, dict) else None
-    if not needs_model and model is None:
+    if not needs_model and model is None and isinstance(document, dict):
         return Request(kind=kind, size=len(body), why="shape", salt=_loose_salt(document))
     return by_load(kind, model, body, "shape", salt=_loose_salt(document))
 

@@ -35,8 +35,8 @@ class Family:
     """A family with its values of one moment, which another thread may format.
 
     A thousand endpoints have 13,000 values, and formatting them takes 100 ms, in which the event loop waits
-    for the interpreter's lock, 5 ms each time. So the thread pauses after each millisecond, and the samples
-    are made one by one, since so many objects at once would be searched for garbage.
+    for the interpreter's lock, 5 ms each time. So the thread pauses between slices (``Pauses``), and the
+    samples are made one by one, since so many objects at once would be searched for garbage.
     """
 
     kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
@@ -47,15 +47,15 @@ class Family:
     rows: Mapping[Any, Any]
     """Value, or buckets and sum, by the label, or by several labels as a tuple."""
 
-    def metric(self) -> Metric:
-        """Return the family as Prometheus's library has it."""
-        metric = self._empty()
-        metric.samples = self  # type: ignore[assignment]  # formats iterate over it
+    def metric(self, pauses: "Pauses") -> Metric:
+        """Return the family as Prometheus's library has it, with samples that are made when they are read."""
+        metric = self.empty()
+        metric.samples = _Samples(self, pauses)  # type: ignore[assignment]  # formats only iterate over them
         return metric
 
-    def __iter__(self) -> Iterator[Sample]:
-        """Make the samples, and sleep between slices of work."""
-        made, until = self._empty(), perf_counter() + SLICE_SECONDS
+    def samples(self) -> Iterator[Sample]:
+        """Make the samples one by one."""
+        made = self.empty()
         for key, row in self.rows.items():
             labels = key if isinstance(key, tuple) else (key,)
             if isinstance(made, HistogramMetricFamily):
@@ -64,12 +64,37 @@ class Family:
                 made.add_metric(labels, row)
             yield from made.samples
             made.samples.clear()
-            if perf_counter() > until:
-                sleep(SLICE_SECONDS)
-                until = perf_counter() + SLICE_SECONDS
 
-    def _empty(self) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    def empty(self) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+        """Return the family without samples."""
         return self.kind(f"kvist_epp_{self.name}", self.text, labels=self.labels)
+
+
+class Pauses:
+    """Pauses of a thread that formats a page: it sleeps after each slice of work, in which it has held the
+    interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._until = perf_counter() + SLICE_SECONDS
+
+    def between(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield these samples, with pauses when a slice is over."""
+        for sample in samples:
+            yield sample
+            if perf_counter() > self._until:
+                sleep(SLICE_SECONDS)
+                self._until = perf_counter() + SLICE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Samples of a family, made anew each time that they are read."""
+
+    family: Family
+    pauses: Pauses
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self.pauses.between(self.family.samples())
 
 
 def gauge(name: str, text: str, values: Values, *labels: str) -> Family:

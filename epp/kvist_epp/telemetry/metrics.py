@@ -31,6 +31,7 @@ from kvist_epp.telemetry.counters import (
 )
 from kvist_epp.telemetry.families import (
     Family,
+    Pauses,
     certificate_families,
     counter,
     disaggregation_families,
@@ -363,8 +364,9 @@ class MetricsPage(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return the families as Prometheus's library has them."""
+        pauses = Pauses()
         for family in self._families:
-            yield family.metric() if isinstance(family, Family) else family
+            yield family.metric(pauses) if isinstance(family, Family) else family
 
     def format(self, accept: str) -> tuple[bytes, str]:
         """Return the page in the format that an ``Accept`` header asks for, and its content type."""

@@ -10,6 +10,7 @@ from kvist_epp.endpoints.engine_key import EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.endpoints.scraper import Scraper
 
+METRICS = b'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
 MODELS = {"data": [{"id": "m", "max_model_len": 100}, {"id": "lora", "parent": "m"}]}
 
 
@@ -17,7 +18,7 @@ class Engine:
     """Return a server with both pages; each answer can be changed."""
 
     def __init__(self) -> None:
-        self.page = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
+        self.page = METRICS.decode()
         self.status = 200
         self.models_status = 200
         self.health = 200

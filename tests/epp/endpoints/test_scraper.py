@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from tests.epp.endpoints.scraped import Engine, Told, scraper
+from tests.epp.endpoints.scraped import METRICS, MODELS, Engine, Told, scraper
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.engine_key import EngineKey
@@ -139,6 +141,48 @@ async def test_an_engine_that_hangs_times_out() -> None:
         await told.until(lambda: len(told.changes) == 1)
 
         assert scrapes.states["ns/a"].problem == "timed out"
+
+
+async def test_an_engine_that_refuses_no_connection_is_not_probed(engine: Engine) -> None:
+    """An engine that answers, but is not ready, has one connection for all its pages."""
+    told, endpoint = Told(), await engine.start()
+    engine.status = engine.health = 503
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        while engine.asked.count("/metrics") < 8:
+            await asyncio.sleep(0.01)
+        assert len(engine.connections) == 1
+        assert scrapes.states["ns/a"].state is ScrapeState.UNREACHABLE
+
+
+async def test_an_engine_that_comes_back_is_ready_at_its_first_connection() -> None:
+    """The first connection that an engine accepts again is asked for its pages, since the next may be
+    refused."""
+    told, accepted, ended = Told(), 0, asyncio.Event()
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        server.close()
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                body = METRICS if b"GET /metrics" in head else json.dumps(MODELS).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+        ended.set()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((Endpoint("a", "ns", "127.0.0.1", port),)))
+        await told.until(lambda: len(told.changes) == 1)
+        assert scrapes.states["ns/a"].refused
+        server = await asyncio.start_server(once, "127.0.0.1", port)
+        await told.until(lambda: told.scrapes > 3)
+        assert (accepted, scrapes.states["ns/a"].refused) == (1, False)
+    await ended.wait()
+    await server.wait_closed()
 
 
 async def test_engines_that_hang_do_not_delay_the_scrapes_of_others(engine: Engine) -> None:

@@ -262,6 +262,13 @@ def test_token_in_requests_need_no_model() -> None:
     assert (media.prompts, media.why) == ((), "media")
 
 
+@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"x"', b"{"])
+def test_token_in_requests_that_are_no_objects_are_refused(body: bytes) -> None:
+    """A body in which no engine finds token ids is refused like one that is not JSON."""
+    with pytest.raises(BadRequest):
+        parse("/inference/v1/generate", body)
+
+
 @pytest.mark.parametrize("ids", [[], "x", [1.5], [True], [[1]], None])
 def test_token_in_requests_without_ids_are_routed_by_load(ids: Any) -> None:
     """A body whose ids are absent or of another type is left to the engine, with a model or without."""
