@@ -92,6 +92,7 @@ class Scraper:
         self._failures = failures
         self._key = key or EngineKey()
         self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(AT_ONCE))
+        """By group of engines."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._connections: dict[str, PageConnection] = {}
         """Open connections by endpoint key; all pages are requested on them."""
