@@ -91,18 +91,6 @@ async def test_an_engine_that_is_gone_is_unreachable_in_plain_words(
         assert state.state is ScrapeState.READY
 
 
-async def test_a_name_without_an_address_is_unreachable() -> None:
-    """An endpoint whose name cannot be resolved has that as its reason."""
-    told = Told()
-    async with scraper(told) as scrapes:
-        scrapes.follow(EndpointSet((Endpoint("a", "ns", "no-such-host.invalid", 80),)))
-        await told.until(lambda: len(told.changes) == 1)
-        state = scrapes.states["ns/a"]
-        assert state.state is ScrapeState.UNREACHABLE
-        assert state.problem.startswith("cannot connect: ")
-        assert len(state.problem) > len("cannot connect: ")
-
-
 async def test_a_scrape_that_is_cancelled_keeps_what_it_has_read(engine: Engine) -> None:
     """The sample of a scrape that ends while the models are awaited is there for the next one, whose page is
     the same."""
