@@ -7,5 +7,6 @@ No page changes anything, and none contains prompt text.
 - ``decision_pages``: ``GET /debug/decisions``, the last decisions of all replicas.
 - ``replica_pages``: reads pages of the other replicas.
 - ``live``: the live page at ``/``, a package.
+- ``slices``: runs the work of large pages in slices, between which picks run.
 - ``debug_pages``: contents of the pages under ``/debug``, and the queue's gauges.
 """

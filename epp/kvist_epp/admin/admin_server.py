@@ -15,8 +15,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from kvist_epp.admin.decision_pages import DEFAULT_LIMIT, MAX_LIMIT, DecisionPages
-from kvist_epp.admin.fleet_page import run_in_slices
 from kvist_epp.admin.live.request_origin import RequestOrigin
+from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.errors import PickError, SettingsError
 from kvist_epp.names import PATH_HEADER
 from kvist_epp.telemetry.metrics import MetricsPage

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
-from kvist_epp.admin.fleet_page import run_in_slices
+from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.director.decision_log import endpoint_document
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
@@ -107,13 +107,13 @@ async def index_document(registry: EndpointRegistry) -> dict[str, Any]:
     """Return the page ``/debug/index``: the index, its model, and the counters of each publisher."""
     director = registry.director
     model, index = director.model, director.index
-    subscriber = registry.subscriber
-    stats = {} if subscriber is None else subscriber.stats()
     publishers: dict[str, dict[str, Any]] = {}
 
     def each_publisher() -> Generator[None, None, None]:
-        for name, counters in stats.items():
-            if subscriber is not None and subscriber.feed(name) is not None:
+        if (subscriber := registry.subscriber) is None:
+            return
+        for name, counters in subscriber.stats().items():
+            if subscriber.feed(name) is not None:
                 publishers[name] = asdict(counters) | {"held_blocks": index.blocks(index.publisher(name))}
             yield
 

@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from kvist_epp.admin.fleet_page import run_in_slices
 from kvist_epp.admin.replica_pages import ReplicaPages
+from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.director.decision_log import Decision, DecisionLog
 
 DEFAULT_LIMIT: Final = 50

@@ -8,8 +8,9 @@ and figures of engines are the same everywhere.
 import asyncio
 from collections.abc import Generator, Mapping
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.endpoints.kubernetes.pod_endpoints import TERMINATING
@@ -17,12 +18,8 @@ from kvist_epp.prefix_stats.cache_value import EndpointCacheValue
 from kvist_epp.prefix_stats.window import WINDOW_SECONDS
 
 VERSION: Final = 1
-SLICE_SECONDS: Final = 0.001
-"""Work after which the event loop may run a pick."""
 CPU_SHARE: Final = 0.02
 """Share of a core that the page may use, however often it is requested."""
-
-T = TypeVar("T")
 
 
 class FleetPage:
@@ -65,24 +62,6 @@ class FleetPage:
             return self._last
         finally:
             self._running = None
-
-
-async def run_in_slices(steps: Generator[None, None, T]) -> tuple[T, float]:
-    """Run a generator to its end, a millisecond or a step at a time; return its result and the seconds of
-    work."""
-    worked, until = 0.0, 0.0
-    began = perf_counter()
-    try:
-        while True:
-            until = began + SLICE_SECONDS
-            next(steps)
-            while perf_counter() < until:
-                next(steps)
-            worked += perf_counter() - began
-            await asyncio.sleep(0)
-            began = perf_counter()
-    except StopIteration as end:
-        return end.value, worked + perf_counter() - began
 
 
 def _document(

@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from time import perf_counter
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ from kvist_epp.telemetry.families import (
     histogram,
     port_families,
 )
-from kvist_epp.telemetry.metrics import PROCESS, MetricsPage
+from kvist_epp.telemetry.metrics import MetricsPage
 from kvist_epp.telemetry.request_log import RequestLine, RequestLog
 
 LABELS: Final = (MODEL_HEADER, BASE_MODEL_HEADER)
@@ -112,7 +111,7 @@ class HeaderMetrics:
 
     def snapshot(self) -> MetricsPage:
         """Return the page of all families."""
-        return MetricsPage(chain(PROCESS.collect(), self._families()))
+        return MetricsPage(self._families())
 
     def _families(self) -> Iterable[Family]:
         yield gauge("build_info", "Version of this filter; always 1.", {self.version: 1}, "version")

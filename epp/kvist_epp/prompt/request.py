@@ -211,7 +211,7 @@ def _completion_refusal(sent: CompletionBody) -> str:
 
 def _several(prompt: str | list[Any] | None) -> tuple[str | list[int], ...]:
     """Return several texts, or several lists of token ids; empty for anything else."""
-    if type(prompt) is not list or not prompt:
+    if type(prompt) is not list:
         return ()
     if _all(prompt, str) or all(type(item) is list and item and _all(item, int) for item in prompt):
         return tuple(prompt)

@@ -49,13 +49,13 @@ class Family:
 
     def metric(self, pauses: "Pauses") -> Metric:
         """Return the family as Prometheus's library has it, with samples that are made when they are read."""
-        metric = self.empty()
+        metric = self._empty()
         metric.samples = _Samples(self, pauses)  # type: ignore[assignment]  # formats only iterate over them
         return metric
 
     def samples(self) -> Iterator[Sample]:
         """Make the samples one by one."""
-        made = self.empty()
+        made = self._empty()
         for key, row in self.rows.items():
             labels = key if isinstance(key, tuple) else (key,)
             if isinstance(made, HistogramMetricFamily):
@@ -65,8 +65,7 @@ class Family:
             yield from made.samples
             made.samples.clear()
 
-    def empty(self) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
-        """Return the family without samples."""
+    def _empty(self) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
         return self.kind(f"kvist_epp_{self.name}", self.text, labels=self.labels)
 
 

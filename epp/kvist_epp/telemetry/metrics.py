@@ -200,7 +200,7 @@ class PickerMetrics:
 
     def snapshot(self) -> "MetricsPage":
         """Return the page of all families."""
-        return MetricsPage(chain(PROCESS.collect(), self._families()))
+        return MetricsPage(self._families())
 
     def _families(self) -> Iterable[Family]:
         gauges = self.gauges
@@ -348,11 +348,14 @@ class PickerMetrics:
 
 
 class MetricsPage(Collector):
-    """Families whose values are read on the event loop, and which another thread may then format."""
+    """Families whose values are read on the event loop, and which another thread may then format.
 
-    def __init__(self, families: Iterable[Metric | Family]) -> None:
+    CPU time, memory and open files of this process are on each page.
+    """
+
+    def __init__(self, families: Iterable[Family]) -> None:
         """``families`` may read the values while it is iterated over, which happens once."""
-        self._families = families
+        self._families: Iterable[Metric | Family] = chain(_PROCESS.collect(), families)
 
     def read(self) -> Generator[None, None, None]:
         """Read the values, a family a step; ``format`` does so at once if this was not called."""
@@ -376,5 +379,4 @@ class MetricsPage(Collector):
         return encoder(registry), content_type
 
 
-PROCESS: Final = ProcessCollector(registry=None)
-"""CPU time, memory and open files of this process."""
+_PROCESS: Final = ProcessCollector(registry=None)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.epp.parts import BLOCK, Parts, ask, chat, make
 
-from kvist_epp.admin import fleet_page
+from kvist_epp.admin import fleet_page, slices
 from kvist_epp.admin.debug_pages import fleet_document, index_document
-from kvist_epp.admin.fleet_page import FleetPage, run_in_slices
+from kvist_epp.admin.fleet_page import FleetPage
+from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
@@ -145,7 +146,7 @@ async def test_an_endpoint_that_leaves_while_pages_are_made_is_left_out(
     registry: EndpointRegistry, parts: Parts, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     """Endpoints come and go between the slices of a page, whose other endpoints are all there."""
-    monkeypatch.setattr(fleet_page, "SLICE_SECONDS", 0.0)  # one step in each turn of the event loop
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)  # one step in each turn of the event loop
     pages = [
         asyncio.create_task(FleetPage(registry).document()),
         asyncio.create_task(fleet_document(registry, NoDiscovery())),

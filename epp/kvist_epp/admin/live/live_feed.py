@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from kvist_epp.admin.fleet_page import run_in_slices
+from kvist_epp.admin.slices import run_in_slices
 
 TICK_SECONDS: Final = 1.0
 """Time between two snapshots while there are viewers."""

@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl
 import msgspec
 from aiohttp import web
 
-from kvist_epp.admin.fleet_page import run_in_slices
 from kvist_epp.admin.live.live_feed import LiveFeed, Snapshot, Snapshots
 from kvist_epp.admin.live.live_html import ASSETS, STATIC, LiveHtml
 from kvist_epp.admin.live.live_state import LiveSources, LiveState
@@ -19,6 +18,7 @@ from kvist_epp.admin.live.recent_samples import SAMPLE_SECONDS
 from kvist_epp.admin.live.replica_merge import merged
 from kvist_epp.admin.live.request_origin import RequestOrigin
 from kvist_epp.admin.replica_pages import ReplicaPages
+from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.errors import PickError

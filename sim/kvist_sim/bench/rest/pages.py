@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from kvist_sim import launch
@@ -71,7 +72,7 @@ async def _read(picker: str, port: int, page: str) -> PageRead:
             seconds.append(time.perf_counter() - began)
             await asyncio.sleep(PAUSE_SECONDS)
         delays.append(max(waits))
-    return PageRead(picker, page, sizes[-1], _median(seconds), _median(delays))
+    return PageRead(picker, page, sizes[-1], median(seconds), median(delays))
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +94,3 @@ async def _health_checks(port: int) -> AsyncIterator[list[float]]:
     finally:
         stop.set()
         await task
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
