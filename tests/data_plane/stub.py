@@ -81,7 +81,8 @@ class StubPicker:
             self.decide,
             self.note,
             self.health,
-            on_response=self._responded if self.observe_responses else None,
+            observe_responses=self.observe_responses,
+            on_response=self._responded,
             on_error=lambda name, *_: self.protocol_errors.append(name),
         )
         if transport == "grpc":

@@ -126,8 +126,9 @@ async def test_a_half_closed_stream_still_gets_its_pick(picker: StubPicker, chan
     await call.done_writing()
     answers = [answer async for answer in call]
 
-    assert len(answers) == 1
-    assert b"10.0.0.1:80" in answers[0]
+    # grpc ends a call with a message; it is empty if the answers left before the end was known
+    [picked] = [answer for answer in answers if answer]
+    assert b"10.0.0.1:80" in picked
     assert await call.code() == grpc.StatusCode.OK
 
 

@@ -238,3 +238,18 @@ def test_other_resources_are_distinguished(change: dict[str, Any], said: str) ->
         read_pool({**resource(), **change})
 
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "named"),
+    [
+        ({}, 3),
+        ({"mode": "Envoy"}, 3),
+        ({"mode": "Route", "flavor": "EnvoyGateway", "parentRefs": [{"name": "edge"}]}, 3),
+        ({"mode": "Route", "parentRefs": [{"name": "edge"}]}, 1),
+        ({"mode": "Route", "parentRefs": [{"name": "edge"}], "failoverEndpoints": 3}, 3),
+    ],
+)
+def test_gateways_of_the_extension_are_named_one_endpoint(gateway: dict[str, Any], named: int) -> None:
+    """Few of them walk a list: it is sent to those that do only if the pool says so."""
+    assert pool("hf://acme/model", gateway=gateway).gateway.failover_endpoints == named

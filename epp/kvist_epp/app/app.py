@@ -271,7 +271,8 @@ def _methods(
         batch.decide,
         completion.on_access_log,
         health,
-        on_response=completion.on_response if settings.observe_responses else None,
+        observe_responses=settings.observe_responses,
+        on_response=completion.on_response,
         on_first_token=completion.on_first_token,
         on_error=ProtocolErrors(batch.director.metrics.protocol_errors),
     )

@@ -68,7 +68,7 @@ def make_director(
         on_due=wake,
         priorities=Priorities(named_priorities(settings.priorities)),
         engine_priorities=settings.scheduling_policy == "priority",
-        max_endpoints=settings.max_endpoints,
+        max_endpoints=settings.endpoints_per_answer,
         hot=hot,
         replica=replica,
         by_prefix=settings.prefix_matching,

@@ -125,8 +125,8 @@ class Splitter:
             return "cost"
         if len(context.match.prompts) != 1:
             return "prompt"
-        if self.sidecar:
-            return ""
+        if self.sidecar:  # a gateway that sends no path passes no header on
+            return "" if context.line.path else "api"
         if (found.prefill.endpoint.key, found.decode.endpoint.key) not in self.pairs.warm:
             return "new-pair"
         if context.obstacle is None:  # a queued request is planned several times

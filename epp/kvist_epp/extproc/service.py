@@ -17,7 +17,7 @@ from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest,
 from kvist_epp.extproc.protocol_errors import ErrorCounter
 from kvist_epp.extproc.response import FirstToken, ObservedResponse
 from kvist_epp.extproc.session import NOTHING, ExtProcSession, SessionStep
-from kvist_epp.http2.call import Method, Sink
+from kvist_epp.http2.call import Call, Method, Sink
 from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.names import ACCESS_LOG_METHOD, PROCESS_METHOD
 
@@ -27,6 +27,11 @@ Decide = Callable[[PickRequest], Decision | PendingResult]
 _INVALID_ARGUMENT: Final = 3
 _INTERNAL: Final = 13
 
+_OTHER_GATEWAY: Final = (
+    "a gateway other than Envoy calls from %s: each pick names one endpoint, and streams stay open until the"
+    " response has ended (docs/guides/attach-gateway.md)"
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,25 +40,33 @@ def ext_proc_methods(
     on_access_log: Callable[[list[AccessLogEntry]], None],
     health: Health,
     *,
-    on_response: Callable[[ObservedResponse], None] | None = None,
+    observe_responses: bool = False,
+    on_response: Callable[[ObservedResponse], None] = lambda _response: None,
     on_first_token: Callable[[FirstToken], None] = lambda _first: None,
     on_error: ErrorCounter = lambda _kind, _count, _problem: None,
 ) -> dict[str, Method]:
     """Return every method of the picker by its ``/package.Service/Method``.
 
-    With ``on_response`` the ext_proc streams stay open to the end of the response, and each is reported;
-    ``on_first_token`` gets the first output of those that are streamed, when it passes.
+    With ``observe_responses``, and for gateways other than Envoy, ext_proc streams stay open to the end of
+    the response. ``on_response`` gets the report on each; ``on_first_token`` gets the first output of those
+    that are streamed, when it passes.
     """
-    observe, report = on_response is not None, on_response or (lambda _response: None)
+    announced = False
+
+    def process(sink: Sink) -> Call:
+        nonlocal announced
+        if not (announced or sink.from_envoy):
+            announced = True
+            _log.info(_OTHER_GATEWAY, sink.peer)
+        session = ExtProcSession(
+            observe_responses=observe_responses,
+            from_envoy=sink.from_envoy,
+            trace_headers=sink.trace_headers,
+        )
+        return _ProcessCall(sink, decide, session, on_error, on_response, on_first_token)
+
     return {
-        PROCESS_METHOD: lambda sink: _ProcessCall(
-            sink,
-            decide,
-            ExtProcSession(observe_responses=observe, trace_headers=sink.trace_headers),
-            on_error,
-            report,
-            on_first_token,
-        ),
+        PROCESS_METHOD: process,
         ACCESS_LOG_METHOD: lambda sink: AccessLogCall(sink, on_access_log, on_error),
         **health_methods(health),
     }
@@ -65,7 +78,11 @@ def model_header_methods(
     """Return ext_proc for a filter that sets the headers ``labels`` and nothing else, and health."""
     return {
         PROCESS_METHOD: lambda sink: _ProcessCall(
-            sink, decide, ExtProcSession(labels=labels), on_error, lambda _response: None
+            sink,
+            decide,
+            ExtProcSession(labels=labels, from_envoy=sink.from_envoy),
+            on_error,
+            lambda _response: None,
         ),
         **health_methods(health),
     }

@@ -2,8 +2,8 @@
 
 The request's body is collected as the gateway's mode asks, the picker is asked once, its answer is written
 and the stream ends with status OK: the response is not ours to touch, Envoy goes on alone, and a picker that
-dies later interrupts nothing. Only with ``observe_responses`` the stream goes on (``response``). Modes (first
-message's ``protocol_config``; Envoy's ``BodySendMode``):
+dies later interrupts nothing. With ``observe_responses``, and for gateways other than Envoy, the stream goes
+on (``response``). Modes (first message's ``protocol_config``; Envoy's ``BodySendMode``):
 
 ====================  ========================================================================
 BUFFERED              headers pass at once, the pick answers the one body message
@@ -74,7 +74,6 @@ class SessionStep(msgspec.Struct, frozen=True):
 
 NOTHING: Final = SessionStep()
 """No action: the step of most messages."""
-_END: Final = SessionStep(end=True)
 _PASS_HEADERS: Final = SessionStep((gateway.CONTINUE_REQUEST_HEADERS,))
 
 
@@ -98,7 +97,6 @@ class ExtProcSession:
     _config: pb.ProtocolConfiguration | None = None
     _mode: int = pb.FULL_DUPLEX_STREAMED
     _headers: dict[str, str]
-    _trace_headers: Mapping[str, str] = NO_TRACE_HEADERS
     _subset: tuple[str, ...] | None = None
     _chunk_count = 0
     _size = 0
@@ -110,6 +108,7 @@ class ExtProcSession:
     _remove: tuple[str, ...] = ()
     _names: tuple[str, str] | None = None
     _response: Response | None = None
+    _response_seen = False
     _session = ""
     _path = ""
     _arrived = 0.0
@@ -120,20 +119,22 @@ class ExtProcSession:
         self,
         *,
         observe_responses: bool = False,
+        from_envoy: bool = True,
         labels: tuple[str, ...] = (),
         trace_headers: Mapping[str, str] = NO_TRACE_HEADERS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """``labels`` are headers that only the decision may set; with them rewrite headers are ignored.
 
+        ``from_envoy``: another gateway is named one endpoint, and its stream stays open until it ends it
+        (``docs/decisions/0060``). If nothing of the response was seen then, nothing is reported.
+
         ``trace_headers``: the trace context of the call, of the gateway's own span; it takes precedence over
         the client's in the request's headers. ``clock`` times observed responses, in seconds.
         """
         self._clock = clock
-        self._observe = observe_responses
-        if trace_headers:
-            self._trace_headers = trace_headers
-        self._labels = labels
+        self._from_envoy, self._observe = from_envoy, observe_responses or not from_envoy
+        self._trace_headers, self._labels = trace_headers, labels
         self._headers = {}
         self._chunks: list[memoryview] = []
 
@@ -183,14 +184,15 @@ class ExtProcSession:
             return SessionStep(answers, end=not passes)
         self._phase, self._session = _RESPONSE, decision.session
         config = self._config or gateway.DEFAULT_CONFIG
-        timing = (self._path, self._arrived, self._clock)
-        self._response = Response(config.response_body_mode, self._names, *timing)
+        mode = config.response_body_mode
+        self._response = Response(mode, self._names, self._path, self._arrived, self._clock)
         return SessionStep(answers)
 
     def on_closed(self) -> ObservedResponse | None:
         """End the session, because its stream ended; return a report on a response not yet reported."""
-        observing, self._phase = self._phase is _RESPONSE, _ENDED
-        return self._report(complete=False) if observing else None
+        observed = self._phase is _RESPONSE and (self._response_seen or self._from_envoy)
+        self._phase = _ENDED
+        return self._report(complete=False) if observed else None
 
     # -- the request
 
@@ -209,8 +211,7 @@ class ExtProcSession:
             return self._pick()
         if self._mode in _WHOLE_MESSAGE:
             forged = [name for name in self._labels if name in self._headers]
-            answer = gateway.remove_request_headers(forged) if forged else gateway.CONTINUE_REQUEST_HEADERS
-            return SessionStep((answer,)) if forged else _PASS_HEADERS
+            return SessionStep((gateway.remove_request_headers(forged),)) if forged else _PASS_HEADERS
         collects = self._mode == pb.FULL_DUPLEX_STREAMED
         if self._mode == pb.STREAMED and self._config:
             collects = self._config.send_body_without_waiting_for_header_response
@@ -286,13 +287,9 @@ class ExtProcSession:
             headers.pop(TRACE_STATE_HEADER, None)
             headers.update(self._trace_headers)
         self._path = headers.pop(":path", "").partition("?")[0]
+        method, subset = headers.pop(":method", ""), self._subset
         request = PickRequest(
-            method=headers.pop(":method", ""),
-            path=self._path,
-            headers=headers,
-            body=body,
-            subset=self._subset,
-            partial=partial,
+            method=method, path=self._path, headers=headers, body=body, subset=subset, partial=partial
         )
         return SessionStep(request=request)
 
@@ -310,14 +307,15 @@ class ExtProcSession:
         return renamed.body
 
     def _answers(self, result: PickResult) -> tuple[Message, ...]:
+        endpoints = result.endpoints if self._from_envoy else result.endpoints[:1]
         if self._answer_in == gateway.REPLY_REQUEST_TRAILERS:
-            return (gateway.encode_pick(self._answer_in, result.endpoints),)
+            return (gateway.encode_pick(self._answer_in, endpoints),)
         headers, body = result.headers, None
         if self._replaced:
             headers = (*headers, gateway.content_length(self._body))
             body = self._body if self._answer_in == gateway.REPLY_REQUEST_BODY else None
         remove = self._remove + result.remove
-        first = gateway.encode_pick(self._answer_in, result.endpoints, headers, remove, body)
+        first = gateway.encode_pick(self._answer_in, endpoints, headers, remove, body)
         if self._mode == pb.FULL_DUPLEX_STREAMED:
             return (first, *self._echoed_body())
         return (first, *self._chunk_answers()) if self._mode == pb.STREAMED else (first,)
@@ -346,9 +344,8 @@ class ExtProcSession:
     def _response_headers(self, request: pb.ProcessingRequest) -> SessionStep:
         if self._response is None:
             return self._finish()
-        headers = request.response_headers
-        answer = self._response.headers(headers, request.metadata_context)
-        return self._respond([answer], last=headers.end_of_stream)
+        sent, metadata = request.response_headers, request.metadata_context
+        return self._respond([self._response.headers(sent, metadata)], last=sent.end_of_stream)
 
     def _response_chunk(self, chunk: gateway.BodyChunk) -> SessionStep:
         if self._response is None:
@@ -370,6 +367,7 @@ class ExtProcSession:
     def _respond(
         self, answers: Sequence[Message], *, last: bool, first: FirstToken | None = None
     ) -> SessionStep:
+        self._response_seen = True
         if not last:
             return SessionStep(tuple(answers), first_token=first)
         self._phase = _ENDED
@@ -378,7 +376,7 @@ class ExtProcSession:
 
     def _finish(self) -> SessionStep:
         self._phase = _ENDED
-        return _END
+        return SessionStep(end=True)
 
     def _report(self, *, complete: bool) -> ObservedResponse | None:
         response = self._response

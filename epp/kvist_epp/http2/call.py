@@ -10,6 +10,8 @@ from typing import Final, NamedTuple, Protocol
 
 UNKNOWN_PEER: Final = "an unknown address"
 NO_TRACE_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+ENVOY_HEADER: Final = "x-envoy-internal"
+"""Metadata that Envoy's own gRPC client gives each call, and no other client."""
 
 
 class SplitMessage(NamedTuple):
@@ -51,6 +53,10 @@ class Sink(Protocol):
     @property
     def trace_headers(self) -> Mapping[str, str]:
         """Return ``traceparent`` and ``tracestate`` of the call's metadata, if it has them."""
+
+    @property
+    def from_envoy(self) -> bool:
+        """Return whether an Envoy made the call, as its metadata says (`ENVOY_HEADER`)."""
 
     @property
     def peer(self) -> str:

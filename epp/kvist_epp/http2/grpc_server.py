@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
-from kvist_epp.http2.call import NO_TRACE_HEADERS, Call, Method, Server
+from kvist_epp.http2.call import ENVOY_HEADER, NO_TRACE_HEADERS, Call, Method, Server
 from kvist_epp.http2.tls import Certificates, TlsMaterial
 from kvist_epp.names import TRACE_PARENT_HEADER, TRACE_STATE_HEADER
 
@@ -122,7 +122,7 @@ def _handler(path: str, method: Method, kept: set["_QueueSink"] | None) -> Any:
 
 def _behaviour(method: Method, kept: set["_QueueSink"] | None) -> Callable[[Any, _Context], Awaitable[bytes]]:
     async def run(_: object, context: _Context) -> bytes:
-        sink = _QueueSink(_trace_headers(context), context.peer())
+        sink = _QueueSink(dict(context.invocation_metadata() or ()), context.peer())
         if kept is not None:
             kept.add(sink)
         call = method(sink)
@@ -154,8 +154,9 @@ async def _read(context: _Context, call: Call, sink: "_QueueSink") -> None:
 class _QueueSink:
     """A sink whose answers wait until grpc has taken the one before."""
 
-    def __init__(self, trace_headers: Mapping[str, str], peer: str) -> None:
-        self.trace_headers = trace_headers
+    def __init__(self, metadata: Mapping[str, str], peer: str) -> None:
+        self.trace_headers = _trace_headers(metadata)
+        self.from_envoy = ENVOY_HEADER in metadata
         self.peer = peer
         self._queue: deque[bytes] = deque()
         self._changed = asyncio.Event()
@@ -191,8 +192,7 @@ class _QueueSink:
         return self._queue.popleft() if self._queue else b""
 
 
-def _trace_headers(context: _Context) -> Mapping[str, str]:
-    metadata = dict(context.invocation_metadata() or ())
+def _trace_headers(metadata: Mapping[str, str]) -> Mapping[str, str]:
     if TRACE_PARENT_HEADER not in metadata:
         return NO_TRACE_HEADERS
     return {name: metadata[name] for name in (TRACE_PARENT_HEADER, TRACE_STATE_HEADER) if name in metadata}

@@ -59,6 +59,7 @@ class GrpcStream:
         self.head = head
         self.trace_headers: Mapping[str, str] = head.trace_headers
         """The trace context of the call; see ``Sink``."""
+        self.from_envoy = head.from_envoy
         self.lasting = lasting
         """True if the call does not end by itself, and keeps no message."""
         self.window = window

@@ -15,7 +15,7 @@ from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import traced_block
-from kvist_epp.http2.call import NO_TRACE_HEADERS
+from kvist_epp.http2.call import ENVOY_HEADER, NO_TRACE_HEADERS
 from kvist_epp.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM
 
 _NAME_BYTES = bytes(byte for byte in range(0x21, 0x7F) if not 0x41 <= byte <= 0x5A and byte != 0x3A)
@@ -52,6 +52,8 @@ class RequestHead:
     """Bytes of content announced; ``None`` if not announced."""
     trace_headers: Mapping[str, str]
     """Headers of W3C Trace Context, as latin-1."""
+    from_envoy: bool
+    """True for a call that an Envoy made itself; see ``call.Sink``."""
 
 
 class HeaderReader:
@@ -147,7 +149,7 @@ def _remember(known: dict[K, RequestHead], key: K, head: RequestHead) -> None:
 def _with_trace(head: RequestHead, parent: str) -> RequestHead:
     """Return the same head with another ``traceparent``."""
     headers = {**head.trace_headers, _PARENT: parent}
-    return RequestHead(head.path, head.grpc, head.bodyless, head.content_length, headers)
+    return RequestHead(head.path, head.grpc, head.bodyless, head.content_length, headers, head.from_envoy)
 
 
 def _check_field(name: bytes, value: bytes) -> None:
@@ -179,6 +181,7 @@ def _head(fields: Fields) -> RequestHead:
         bodyless=method == b"HEAD",
         content_length=_content_length(fields),
         trace_headers=_trace_headers(regular),
+        from_envoy=ENVOY_HEADER.encode() in regular,
     )
 
 

@@ -4,6 +4,7 @@
 A request that cannot be rendered exactly as the engine does is routed by load alone.
 
 - ``request``: parses a request by its path; the OpenAI chat and completion APIs, and vLLM's generate API.
+- ``implied_path``: the path of a request whose gateway sends none, as its body implies it.
 - ``api_formats``: parses the OpenAI Responses and Anthropic Messages APIs as chats.
 - ``pooling_requests``: parses requests to embedding, rerank and classification models.
 - ``request_types``: the parsed request and the checks that all parsers share.

@@ -16,6 +16,14 @@ import msgspec
 from kvist_epp.errors import BadRequest
 from kvist_epp.prompt import api_formats, pooling_requests
 from kvist_epp.prompt.chat import UnrenderableError, parse_tools
+from kvist_epp.prompt.implied_path import (
+    CHAT_PATH,
+    COMPLETION_PATH,
+    GENERATE_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+    implied_path,
+)
 from kvist_epp.prompt.request_types import (
     Chat,
     Kind,
@@ -94,14 +102,20 @@ class GenerateBody(msgspec.Struct):
 def parse(path: str, body: bytes, *, method: str = "POST") -> Request:
     """Parse one request.
 
-    ``path`` is without the query; anything before ``/v1/`` is a gateway's prefix and ignored.
+    ``path`` is without the query; anything before ``/v1/`` is a gateway's prefix and ignored. A path or
+    method that the gateway does not tell is empty: the body implies the path, and none is rejected for it.
 
     Raises:
         BadRequest: a known path with a body that is not JSON, or without a model that the path needs; names
             the field.
     """
+    if not path and method in _POST:
+        try:
+            return parse(implied_path(body) or _NO_PATH, body)
+        except BadRequest:
+            return Request(kind=Kind.OTHER, size=len(body), why="shape")
     read = _READERS.get(path) or _READERS.get(path[path.rfind("/v1/") :])
-    if read is None or method != "POST":
+    if read is None or method not in _POST:
         return Request(kind=Kind.OTHER, size=len(body), why="path")
     kind, reader = read
     try:
@@ -239,6 +253,9 @@ def _generate(body: bytes) -> Request:
     )
 
 
+_POST: Final = ("POST", "")
+"""The method of all requests that compute something; a gateway may not tell it."""
+_NO_PATH: Final = "/"
 _RESERVED: Final = frozenset(
     ("chat_template", "conversation", "messages", "tools", "documents", "tokenize", "continue_final_message")
 )
@@ -251,10 +268,10 @@ _generate_decoder: Final = msgspec.json.Decoder(GenerateBody)
 
 
 _READERS: Final[dict[str, tuple[Kind, Callable[[bytes], Request]]]] = {
-    "/v1/chat/completions": (Kind.CHAT, _chat),
-    "/v1/completions": (Kind.COMPLETION, _completion),
-    "/v1/responses": (Kind.RESPONSES, api_formats.parse_responses),
-    "/v1/messages": (Kind.MESSAGES, api_formats.parse_messages),
-    "/v1/generate": (Kind.COMPLETION, _generate),
+    CHAT_PATH: (Kind.CHAT, _chat),
+    COMPLETION_PATH: (Kind.COMPLETION, _completion),
+    RESPONSES_PATH: (Kind.RESPONSES, api_formats.parse_responses),
+    MESSAGES_PATH: (Kind.MESSAGES, api_formats.parse_messages),
+    GENERATE_PATH: (Kind.COMPLETION, _generate),
     **dict.fromkeys(pooling_requests.PATHS, (Kind.POOLING, pooling_requests.parse_pooling)),
 }

@@ -233,8 +233,10 @@ class Settings:
     scheduling_policy: str = flag("--scheduling-policy", "fcfs",
         "value of the engines' --scheduling-policy; with priority, the picker sends each request's priority "
         "to the engine", choices=POLICIES)
-    max_endpoints: int = flag("--max-endpoints", 3,
-        "largest number of endpoints in an answer: the picked one first, then those for retries", unit="N")
+    max_endpoints: int = flag("--max-endpoints", 0,
+        "largest number of endpoints in an answer: the picked one first, then those for retries; 0: 1 for an "
+        "InferencePool of the Gateway API Inference Extension, most of whose gateways take no list, "
+        "otherwise 3; a gateway other than Envoy is always named one", unit="N")
     request_seconds: float = flag("--request-seconds", 600.0,
         "time without reported progress after which a request is assumed to have ended", unit="SECONDS")
     prewarm_tokens: int = flag("--prewarm-tokens", 131_072,
@@ -291,6 +293,12 @@ class Settings:
     def target_ports(self) -> tuple[int, ...]:
         """Return ``--endpoint-target-ports`` as numbers, each once."""
         return validation.parse_target_ports(self.endpoint_target_ports)
+
+    @property
+    def endpoints_per_answer(self) -> int:
+        """Return ``--max-endpoints``, or what it means where it is not set."""
+        of_extension = bool(self.pool_name) and self.pool_group == POOL_GROUP
+        return self.max_endpoints or (1 if of_extension else 3)
 
     def to_args(self) -> list[str]:
         """Return the shortest command line that gives these settings."""

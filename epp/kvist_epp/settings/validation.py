@@ -50,12 +50,12 @@ _ABOVE_ZERO: Final = (
     *("request_seconds", "max_backlog_seconds", "gossip_interval", "storage_lease", "kv_lease"),
 )
 _AT_LEAST_ONE: Final = (
-    *("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens"),
+    *("max_num_seqs", "max_message_bytes", "approximate_cache_tokens"),
     *("prewarm_step_tokens", "gpus_per_endpoint"),
 )
 _NOT_NEGATIVE: Final = (
     *("drain_timeout", "drain_delay", "warmup_timeout", "prewarm_tokens", "gpu_hour_price"),
-    "decision_log",
+    *("decision_log", "max_endpoints"),
     *("tpot_target", "queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds"),
 )
 _LIVE_PAGE_FIELDS: Final = ("gpu_hour_price",)

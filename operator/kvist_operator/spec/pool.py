@@ -271,7 +271,8 @@ class GatewaySpec:
     hostnames: tuple[str, ...] = ()
     failure_mode: str = "FailOpen"
     failover_endpoints: int = 3
-    """Endpoints named in each answer: the one picked, and those for retries."""
+    """Endpoints named in each answer: the one picked, and those for retries. 1 if ``mode`` is Route and
+    ``flavor`` is InferencePool: most gateways that implement the extension take no list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

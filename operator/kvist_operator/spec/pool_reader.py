@@ -378,13 +378,16 @@ def _priority(f: Fields) -> Priority:
 
 
 def _gateway(f: Fields) -> GatewaySpec:
+    mode = f.text("mode", "None", choices=("None", "Envoy", "Route"))
+    flavor = f.text("flavor", "InferencePool", choices=("InferencePool", "EnvoyGateway"))
+    named = 1 if mode == "Route" and flavor == "InferencePool" else 3
     gateway = GatewaySpec(
-        mode=f.text("mode", "None", choices=("None", "Envoy", "Route")),
-        flavor=f.text("flavor", "InferencePool", choices=("InferencePool", "EnvoyGateway")),
+        mode=mode,
+        flavor=flavor,
         parents=tuple(read_parent(p) for p in f.sections("parentRefs", most=16)),
         hostnames=f.texts("hostnames", most=32, each=NAME_LENGTH, pattern=HOSTNAME, like="llm.example.com"),
         failure_mode=f.text("failureMode", "FailOpen", choices=("FailOpen", "FailClose")),
-        failover_endpoints=f.number("failoverEndpoints", 3, low=1, high=16),
+        failover_endpoints=f.number("failoverEndpoints", named, low=1, high=16),
     )
     if gateway.mode == "Route" and not gateway.parents:
         raise SpecError(f.at("parentRefs"), "is missing: mode Route needs the Gateway to attach to")

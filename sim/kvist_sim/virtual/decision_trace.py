@@ -246,6 +246,7 @@ class NoSink:
     """Takes what is sent to followers."""
 
     trace_headers = NO_TRACE_HEADERS
+    from_envoy = False
     peer = UNKNOWN_PEER
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:

@@ -66,6 +66,7 @@ class FollowerSink:
     replica: str
     call: FollowerCall = field(init=False)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    from_envoy: bool = False
     peer: str = UNKNOWN_PEER
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:

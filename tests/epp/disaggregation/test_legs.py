@@ -364,6 +364,16 @@ def test_a_sidecar_is_told_the_prefill_endpoint() -> None:
     assert pool.director.metrics.served_elsewhere == {}
 
 
+def test_a_gateway_without_paths_splits_nothing() -> None:
+    """A gateway that sends no path passes no header or body on, so neither kind of split would arrive."""
+    for sidecar in (True, False):
+        pool = Pool(sidecar=sidecar)
+        answer = pool.director.offer(ask(chat(TEXT), path=""), pool.clock())
+        assert isinstance(answer, PickResult)
+        assert PREFILLER_HEADER not in dict(answer.headers)
+        assert (answer.endpoints, pool.attempts()) == (("10.0.0.2:8000",), [0, 1])
+
+
 def test_a_clients_own_prefiller_header_is_removed() -> None:
     """A request that is not split reaches no sidecar with a header of the client's making."""
     pool = Pool(sidecar=True)

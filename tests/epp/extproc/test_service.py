@@ -36,6 +36,7 @@ class Recorder:
     sent: list[bytes] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    from_envoy: bool = True
     peer: str = "192.0.2.7"
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:

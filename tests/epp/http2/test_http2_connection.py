@@ -258,3 +258,16 @@ def test_a_call_has_its_trace_context(more: list[tuple[str, str]], kept: dict[st
     first, second = client.calls
     assert first.sink.trace_headers == kept
     assert second.sink.trace_headers == {}
+
+
+def test_a_call_of_an_envoy_is_known() -> None:
+    """Metadata that only Envoy's own gRPC client sends tells it; headers that pass an Envoy do not."""
+    client = Client()
+    proxied = [("x-forwarded-for", "192.0.2.2"), ("x-envoy-attempt-count", "1")]
+    client.send(
+        client.request(path=RECORD, more=[("x-envoy-internal", "true")]),
+        client.request(3, RECORD),
+        client.request(5, RECORD, more=proxied),
+        client.request(7, RECORD, more=[("x-envoy-internal", "true"), ("traceparent", PARENT)]),
+    )
+    assert [call.sink.from_envoy for call in client.calls] == [True, False, False, True]

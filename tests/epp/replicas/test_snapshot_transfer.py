@@ -311,6 +311,7 @@ class Sinking:
     """A sink that passes messages on."""
 
     trace_headers = NO_TRACE_HEADERS
+    from_envoy = False
     peer = UNKNOWN_PEER
 
     def __init__(self, sink: Sink) -> None:

@@ -23,15 +23,19 @@ KNOWN: dict[str, dict[str, Any]] = json.loads(
 PROGRAMS: dict[str, Any] = {"kvist-epp": picker, "kvist-operator": operator}
 SETTINGS: dict[str, Any] = {"kvist-epp": picker.Settings, "kvist-operator": operator.OperatorSettings}
 
+CHANGED = {"--max-endpoints": "0"}
+"""Defaults that were found to be wrong since: most gateways take no list (decision 60)."""
+
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_flag_and_variable_is_still_accepted(name: str) -> None:
-    """Each old flag and variable sets exactly one field, whose default is unchanged."""
+    """Each old flag and variable sets exactly one field, whose default is unchanged but for ``CHANGED``."""
     module = PROGRAMS[name]
     settings = SETTINGS[name]
     fields = dataclasses.fields(settings)
     by_flag = {f.metadata[key]: f for key in ("old_flag", "flag") for f in fields}
-    for flag, (variable, default) in KNOWN[name].items():
+    for flag, (variable, old_default) in KNOWN[name].items():
+        default = CHANGED.get(flag, old_default)
         assert flag in by_flag
         assert format_value(by_flag[flag].default) == default
         assert settings.from_args([f"{flag}={default}"]) == settings()

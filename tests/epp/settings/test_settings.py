@@ -272,3 +272,19 @@ def test_old_names_of_flags_are_hidden(capsys: pytest.CaptureFixture[str]) -> No
     fields = dataclasses.fields(Settings)
     assert [f.name for f in fields if f"{f.metadata['flag']} " not in text] == []
     assert [f.name for f in fields if (old := f.metadata["old_flag"]) and f"{old} " in text] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--endpoints-file=e.json"], 3),
+        (["--pool-name=p"], 1),
+        (["--pool-name=p", "--pool-group=kvist.dev"], 3),
+        (["--pool-name=p", "--max-endpoints=4"], 4),
+        (["--endpoints-file=e.json", "--max-endpoints=1"], 1),
+    ],
+)
+def test_endpoints_of_an_answer(flags: list[str], named: int) -> None:
+    """Without a number, a pool of the Gateway API Inference Extension gets one: most of its gateways take no
+    list."""
+    assert Settings.from_args(flags).endpoints_per_answer == named

@@ -21,6 +21,7 @@ from hpack import Decoder
 
 from kvist_epp.extproc.pb import accesslog_pb2, ext_proc_pb2
 from kvist_epp.http2 import frames
+from kvist_epp.http2.call import ENVOY_HEADER
 from kvist_epp.names import (
     ACCESS_LOG_METHOD,
     DESTINATION_HEADER,
@@ -253,6 +254,7 @@ def _opening(method: str) -> bytes:
         ":authority": "picker",
         "te": "trailers",
         "content-type": "application/grpc",
+        ENVOY_HEADER: "true",
     }
     return b"".join(frames.literal(key.encode(), value.encode()) for key, value in fields.items())
 

@@ -1,0 +1,80 @@
+"""The path of a request whose gateway does not send one, as its body implies it.
+
+NGINX Gateway Fabric asks the picker without ``:path`` (its ``endpoint_picker.go``, 2.6). Without a path, no
+prompt would be known and all its requests would be routed by load. A wrong guess costs prefix hits: the
+request itself goes to its engine unchanged.
+"""
+
+from typing import Final
+
+import msgspec
+
+CHAT_PATH: Final = "/v1/chat/completions"
+COMPLETION_PATH: Final = "/v1/completions"
+RESPONSES_PATH: Final = "/v1/responses"
+MESSAGES_PATH: Final = "/v1/messages"
+GENERATE_PATH: Final = "/v1/generate"
+POOLING_PATH: Final = "/pooling"
+"""For all requests to embedding, rerank, score and classification models, which are parsed alike."""
+
+_ABSENT: Final = msgspec.Raw()
+
+
+class _Members(msgspec.Struct):
+    """The members of a body that tell its API; none is decoded."""
+
+    messages: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+    token_ids: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    system: msgspec.Raw = _ABSENT
+    stop_sequences: msgspec.Raw = _ABSENT
+    thinking: msgspec.Raw = _ABSENT
+    output_config: msgspec.Raw = _ABSENT
+    encoding_format: msgspec.Raw = _ABSENT
+    dimensions: msgspec.Raw = _ABSENT
+    texts: msgspec.Raw = _ABSENT
+    inputs: msgspec.Raw = _ABSENT
+    query: msgspec.Raw = _ABSENT
+    queries: msgspec.Raw = _ABSENT
+    text_1: msgspec.Raw = _ABSENT
+    data_1: msgspec.Raw = _ABSENT
+
+
+_OF_MESSAGES: Final = ("system", "stop_sequences", "thinking", "output_config")
+"""Members of Anthropic's API that OpenAI's chats do not have."""
+_OF_EMBEDDING: Final = ("encoding_format", "dimensions")
+_OF_POOLING: Final = ("texts", "inputs", "query", "queries", "text_1", "data_1")
+
+_decoder: Final = msgspec.json.Decoder(_Members)
+
+
+def implied_path(body: bytes) -> str:
+    """Return the path to which a client would send ``body``; empty if it could be any.
+
+    ``messages`` without a member of Anthropic's API are OpenAI's; clients of embeddings name a format or
+    dimensions (OpenAI's library always does), those of the Responses API do not.
+    """
+    try:
+        sent = _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return ""
+
+    def has(*names: str) -> bool:
+        return any(_is_set(getattr(sent, name)) for name in names)
+
+    if has("messages"):
+        return MESSAGES_PATH if has(*_OF_MESSAGES) else CHAT_PATH
+    if has(*_OF_POOLING):
+        return POOLING_PATH
+    if has("input"):
+        return POOLING_PATH if has(*_OF_EMBEDDING) else RESPONSES_PATH
+    if has("prompt"):
+        return COMPLETION_PATH
+    return GENERATE_PATH if has("token_ids") else ""
+
+
+def _is_set(value: msgspec.Raw) -> bool:
+    """Return whether a member is there, and not null."""
+    encoded = memoryview(value)
+    return encoded.nbytes > 4 or bytes(encoded) not in {b"", b"null"}

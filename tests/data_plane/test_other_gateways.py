@@ -1,0 +1,147 @@
+"""The picker behind gateways that are no Envoy: agentgateway, and NGINX Gateway Fabric."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.data_plane.other_gateways import AgentGateway, NginxGatewayFabric, encoded
+from tests.data_plane.product import CHAT, Product, product
+from tests.data_plane.stub import Transport
+
+FAST = ("--sim-time-scale", "20", "--num-gpu-blocks-override", "4000")
+SLOW = ("--sim-step-seconds", "0.05", "--max-num-seqs", "64")
+SYSTEM = "You are a patient librarian who answers in complete sentences and names the shelf. " * 12
+ENDED = 'kvist_epp_requests_ended_total{source="response"}'
+
+
+def chat(question: str, **more: Any) -> dict[str, Any]:
+    """A chat with a system prompt of some blocks."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    return {"model": "m", "messages": messages, "max_tokens": 4, **more}
+
+
+@asynccontextmanager
+async def agentgateway(
+    folder: Path, transport: Transport, engine: tuple[str, ...] = FAST, *flags: str
+) -> AsyncIterator[tuple[Product, AgentGateway]]:
+    """Picker and engines, and agentgateway before them."""
+    async with product(folder, transport=transport, engines=3, flags=engine, picker_flags=flags) as running:
+        gateway = AgentGateway(running.picker.address, running.client)
+        try:
+            yield running, gateway
+        finally:
+            await gateway.close()
+
+
+async def in_flight(running: Product) -> int:
+    """Requests that the picker believes to be at its endpoints."""
+    endpoints = (await running.page("/debug/fleet"))["endpoints"]
+    return sum(endpoint["requests"] for endpoint in endpoints)
+
+
+async def test_agentgateway_is_served_by_prefix(tmp_path: Path, transport: Transport) -> None:
+    """Each pick names one endpoint, the stream stays open to the response's end, and ends are known without
+    an access log."""
+    async with agentgateway(tmp_path, transport) as (running, gateway):
+        first = await gateway.send(CHAT, encoded(chat("first")))
+        assert first.status == 200, first
+        await running.until("kvist_epp_index_events_total", 1)
+        for number in range(5):
+            answer = await gateway.send(CHAT, encoded(chat(f"again {number}")))
+            usage = json.loads(answer.body)["usage"]
+            assert (answer.status, answer.endpoint) == (200, first.endpoint)
+            assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+        await running.until(ENDED, 6)
+        assert await running.metric("kvist_epp_ends_reported") == 1
+        assert await running.metric('kvist_epp_usage_tokens_total{kind="completion"}') == 24
+        assert await in_flight(running) == 0
+
+
+async def test_agentgateway_streams(tmp_path: Path, transport: Transport) -> None:
+    """Events arrive while the engine still computes, unchanged and whole."""
+    body = chat("tell", stream=True, max_tokens=30, ignore_eos=True)
+    async with (
+        agentgateway(tmp_path, transport, SLOW) as (running, gateway),
+        gateway.opened(CHAT, encoded(body)) as (answer, chunks),
+    ):
+        first = await anext(chunks)
+        assert (answer.status, await running.metric(ENDED)) == (200, 0)
+        text = first + b"".join([chunk async for chunk in chunks])
+
+        assert text.count(b"data: ") > 30
+        assert text.endswith(b"data: [DONE]\n\n")
+        await running.until(ENDED, 1)
+
+
+async def test_a_client_of_agentgateway_goes_away(tmp_path: Path, transport: Transport) -> None:
+    """A response that is cut ends its request at once."""
+    body = chat("tell", stream=True, max_tokens=400, ignore_eos=True)
+    async with agentgateway(tmp_path, transport, SLOW) as (running, gateway):
+        async with gateway.opened(CHAT, encoded(body)) as (_, chunks):
+            await anext(chunks)
+            assert await in_flight(running) == 1
+        await running.until(ENDED, 1)
+
+        assert await in_flight(running) == 0
+
+
+async def test_agentgateway_passes_refusals_on(tmp_path: Path, transport: Transport) -> None:
+    """What the picker refuses is answered by the gateway with the picker's status and body."""
+    async with agentgateway(tmp_path, transport) as (_, gateway):
+        answer = await gateway.send(CHAT, b"no JSON")
+
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "bad-json")
+
+
+async def test_bodies_of_any_size_pass_agentgateway(tmp_path: Path, transport: Transport) -> None:
+    """A long body arrives whole at its engine."""
+    async with agentgateway(tmp_path, transport) as (_, gateway):
+        answer = await gateway.send(CHAT, encoded(chat("word " * 100, note="x" * 1_000_000)))
+
+        assert answer.status == 200
+
+
+async def test_nginx_is_served_by_prefix_although_it_names_no_path(
+    tmp_path: Path, transport: Transport
+) -> None:
+    """The body tells the API: chats and completions follow their prefix, one endpoint for each pick."""
+    async with product(tmp_path, transport=transport, engines=3, flags=FAST) as running:
+        gateway = NginxGatewayFabric(running.picker.address, running.client)
+        completion = {"model": "m", "prompt": SYSTEM, "max_tokens": 4}
+        for path, body in ((CHAT, chat("first")), ("/v1/completions", completion)):
+            first = await gateway.send(path, encoded(body))
+            assert first.status == 200, first
+            await running.until("kvist_epp_index_events_total", 1)
+            await asyncio.sleep(0.2)
+            again = [await gateway.send(path, encoded(body)) for _ in range(4)]
+
+            assert {answer.endpoint for answer in again} == {first.endpoint}
+            cached = [json.loads(answer.body)["usage"]["prompt_tokens_details"] for answer in again]
+            assert all(one["cached_tokens"] > 0 for one in cached)
+
+
+async def test_a_pick_for_nginx_is_no_end(tmp_path: Path, transport: Transport) -> None:
+    """Its side of the stream has ended with the pick: the request is at its endpoint from then on."""
+    async with product(tmp_path, transport=transport, flags=SLOW) as running:
+        gateway = NginxGatewayFabric(running.picker.address, running.client)
+        body = chat("tell", stream=True, max_tokens=100, ignore_eos=True)
+        sent = asyncio.ensure_future(gateway.send(CHAT, encoded(body)))
+        await running.until("kvist_epp_requests_total", 1)
+
+        assert (await in_flight(running), await running.metric(ENDED)) == (1, 0)
+        assert (await sent).status == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "m"}', b"\xff" * 100], ids=repr)
+async def test_nginx_sends_anything(tmp_path: Path, body: bytes) -> None:
+    """A body whose API is not known is routed by load, never refused."""
+    async with product(tmp_path, flags=FAST) as running:
+        gateway = NginxGatewayFabric(running.picker.address, running.client)
+        answer = await gateway.pick(body)
+
+        assert (answer.status, answer.endpoint in {one.hostport for one in running.engines}) == (200, True)

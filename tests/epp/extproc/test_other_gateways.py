@@ -1,0 +1,127 @@
+"""Gateways that are no Envoy: one endpoint, and a stream that stays open to the end of the response."""
+
+import logging
+
+import pytest
+from tests.epp.extproc import messages as m
+from tests.epp.extproc.test_service import Later, Recorder
+
+from kvist_epp.extproc.pb import ext_proc_pb2 as pb
+from kvist_epp.extproc.pick_request import PickResult
+from kvist_epp.extproc.response import ObservedResponse
+from kvist_epp.extproc.service import ext_proc_methods
+from kvist_epp.extproc.session import ExtProcSession
+from kvist_epp.http2.grpc_health import Health
+from kvist_epp.names import DESTINATION_HEADER, PROCESS_METHOD
+
+DUPLEX = m.config(pb.FULL_DUPLEX_STREAMED, pb.FULL_DUPLEX_STREAMED)
+PICK = PickResult(("10.0.0.1:8000", "10.0.0.2:8000"), session="r1.1")
+MODES = {
+    "duplex": DUPLEX,
+    "buffered": m.config(pb.BUFFERED),
+    "none": m.config(pb.NONE),
+    "absent": None,
+}
+
+
+def picked(mode: str) -> tuple[ExtProcSession, list[pb.ProcessingResponse]]:
+    """An exchange after the pick, and all that it answered."""
+    exchange = ExtProcSession(from_envoy=False)
+    answered = []
+    for message in (m.request_headers(MODES[mode]), m.request_body(b"{}")):
+        step = exchange.feed(message)
+        answered += m.read(step)
+        if step.request:
+            step = exchange.on_decision(PICK)
+            answered += m.read(step)
+            assert not step.end
+            break
+    return exchange, answered
+
+
+def destinations(answers: list[pb.ProcessingResponse]) -> set[str]:
+    """The endpoints in headers and metadata."""
+    found = set()
+    for answer in answers:
+        kind = answer.WhichOneof("response") or ""
+        for option in getattr(answer, kind).response.header_mutation.set_headers:
+            if option.header.key == DESTINATION_HEADER:
+                found.add(option.header.raw_value.decode())
+        for fields in answer.dynamic_metadata.fields.values():
+            found.add(fields.struct_value.fields[DESTINATION_HEADER].string_value)
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_endpoint_is_named(mode: str) -> None:
+    """Header and metadata name the pick alone, and the stream goes on."""
+    assert destinations(picked(mode)[1]) == {"10.0.0.1:8000"}
+
+
+def test_the_response_is_observed() -> None:
+    """Its messages are answered, and its end is reported and ends the stream."""
+    exchange, _ = picked("duplex")
+    head = exchange.feed(m.response_headers(headers={":status": "200"}))
+    chunk = exchange.feed(m.response_body(b"data", end=True))
+
+    assert (m.kinds(head), m.kinds(chunk)) == (["response_headers"], ["response_body"])
+    assert chunk.end
+    assert chunk.observed is not None
+    assert (chunk.observed.session, chunk.observed.status, chunk.observed.complete) == ("r1.1", 200, True)
+
+
+def test_what_was_not_shown_is_not_reported() -> None:
+    """A stream that ends before the response began says nothing of when it will end."""
+    assert picked("duplex")[0].on_closed() is None
+
+
+def test_a_response_that_is_cut_is_reported() -> None:
+    """A stream that ends after the response began ends its request."""
+    exchange, _ = picked("duplex")
+    exchange.feed(m.response_headers(headers={":status": "200"}))
+    report = exchange.on_closed()
+
+    assert report is not None
+    assert (report.session, report.complete) == ("r1.1", False)
+
+
+def test_an_envoy_is_told_all_and_let_go() -> None:
+    """The same exchange with an Envoy names both endpoints and ends with the pick."""
+    exchange = ExtProcSession()
+    exchange.feed(m.request_headers(DUPLEX))
+    assert exchange.feed(m.request_body(b"{}")).request
+    step = exchange.on_decision(PICK)
+
+    assert step.end
+    assert destinations(m.read(step)) == {"10.0.0.1:8000,10.0.0.2:8000"}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["decided at once", "decided later"])
+def test_a_gateway_that_ends_its_side_gets_pick_and_end(late: bool) -> None:
+    """Whether its half of the stream ends before or after the decision, the stream ends well, and no response
+    is reported."""
+    later, sink = Later(), Recorder(from_envoy=False)
+    reports: list[ObservedResponse] = []
+    table = ext_proc_methods(
+        lambda _: later if late else PICK, lambda _: None, Health(), on_response=reports.append
+    )
+    call = table[PROCESS_METHOD](sink)
+    call.on_message(m.request_headers(DUPLEX))
+    call.on_message(m.request_body(b"{}"))
+    assert sink.closed == []
+    call.on_half_closed()
+    if later.callback is not None:
+        later.callback(PICK)
+
+    assert (len(sink.sent), sink.closed, reports) == (2, [(0, "")], [])
+
+
+def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says what other gateways get, with the address of the first; of an Envoy it says nothing."""
+    caplog.set_level(logging.INFO)
+    table = ext_proc_methods(lambda _: PICK, lambda _: None, Health())
+    for from_envoy in (True, False, False):
+        table[PROCESS_METHOD](Recorder(from_envoy=from_envoy))
+
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith("a gateway other than Envoy calls from 192.0.2.7: ")
