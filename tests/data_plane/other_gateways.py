@@ -31,7 +31,7 @@ class GatewayError(Exception):
 
 @dataclass
 class Answer:
-    """What a client gets."""
+    """The answer that a client gets."""
 
     status: int
     body: bytes = b""

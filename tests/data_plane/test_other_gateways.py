@@ -91,7 +91,7 @@ async def test_a_client_of_agentgateway_goes_away(tmp_path: Path, transport: Tra
 
 
 async def test_agentgateway_passes_refusals_on(tmp_path: Path, transport: Transport) -> None:
-    """What the picker refuses is answered by the gateway with the picker's status and body."""
+    """A request that the picker refuses is answered by the gateway with the picker's status and body."""
     async with agentgateway(tmp_path, transport) as (_, gateway):
         answer = await gateway.send(CHAT, b"no JSON")
 
@@ -126,7 +126,8 @@ async def test_nginx_is_served_by_prefix_although_it_names_no_path(
 
 
 async def test_a_pick_for_nginx_is_no_end(tmp_path: Path, transport: Transport) -> None:
-    """Its side of the stream has ended with the pick: the request is at its endpoint from then on."""
+    """A stream whose gateway has ended its side ends with the pick, and the request is at its endpoint from
+    then on."""
     async with product(tmp_path, transport=transport, flags=SLOW) as running:
         gateway = NginxGatewayFabric(running.picker.address, running.client)
         body = chat("tell", stream=True, max_tokens=100, ignore_eos=True)

@@ -59,7 +59,7 @@ def test_one_endpoint_is_named(mode: str) -> None:
 
 
 def test_the_response_is_observed() -> None:
-    """Its messages are answered, and its end is reported and ends the stream."""
+    """The messages of a response are answered, and its end is reported and ends the stream."""
     exchange, _ = picked("duplex")
     head = exchange.feed(m.response_headers(headers={":status": "200"}))
     chunk = exchange.feed(m.response_body(b"data", end=True))
@@ -86,7 +86,7 @@ def test_a_response_that_is_cut_is_reported() -> None:
 
 
 def test_an_envoy_is_told_all_and_let_go() -> None:
-    """The same exchange with an Envoy names both endpoints and ends with the pick."""
+    """An Envoy in the same exchange is named both endpoints, and its stream ends with the pick."""
     exchange = ExtProcSession()
     exchange.feed(m.request_headers(DUPLEX))
     assert exchange.feed(m.request_body(b"{}")).request

@@ -59,7 +59,7 @@ def test_a_guess_refuses_nothing(body: dict[str, Any]) -> None:
 
 
 def test_another_method_computes_nothing() -> None:
-    """Only where the gateway tells neither path nor method, or POST, the body is looked at."""
+    """A body is looked at only where the method is POST, or not sent."""
     sent = json.dumps({"model": "m", "prompt": "hi"}).encode()
 
     assert (

@@ -266,7 +266,7 @@ class LiveState:
             window_seconds=self._window(self._sources.clock()),
             conditions=conditions,
             ends_known=reports.known,
-            observed=self._settings.observe_responses,
+            observed=self._settings.observe_responses or any(registry.director.metrics.responses.values()),
             price=self._settings.gpu_hour_price,
             by_prefix=self._settings.prefix_matching,
             untracked=sum(state.load.untracked_requests for state in registry.states.values()),

@@ -233,6 +233,16 @@ async def test_what_is_unknown_has_a_reason_and_a_remedy() -> None:
     }
 
 
+async def test_responses_that_other_gateways_show_are_known() -> None:
+    """Without the setting, too, a gateway that is no Envoy shows the time to the first token."""
+    picker = Picker()
+    picker.parts.director.metrics.responses["usage"] += 1
+
+    assert "time to first token as clients see it" not in {
+        one["what"] for one in picker.document()["unknown"]
+    }
+
+
 async def test_foreign_requests_and_missing_reports_are_said() -> None:
     """Requests that did not pass through the picker, and ends that no gateway reports, are named."""
     picker = Picker()
