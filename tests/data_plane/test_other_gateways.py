@@ -1,6 +1,7 @@
 """The picker behind gateways that are no Envoy: agentgateway, and NGINX Gateway Fabric."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,8 +10,11 @@ from typing import Any
 
 import pytest
 from tests.data_plane.other_gateways import AgentGateway, NginxGatewayFabric, encoded
+from tests.data_plane.plane import ext_proc, plane
 from tests.data_plane.product import CHAT, Product, product
 from tests.data_plane.stub import Transport
+
+from kvist_sim.envoy import Json, Mode
 
 FAST = ("--sim-time-scale", "20", "--num-gpu-blocks-override", "4000")
 SLOW = ("--sim-step-seconds", "0.05", "--max-num-seqs", "64")
@@ -146,3 +150,37 @@ async def test_nginx_sends_anything(tmp_path: Path, body: bytes) -> None:
         answer = await gateway.pick(body)
 
         assert (answer.status, answer.endpoint in {one.hostport for one in running.engines}) == (200, True)
+
+
+def google_grpc(settings: Json) -> None:
+    """Have Envoy call the picker by the gRPC library, whose calls do not tell an Envoy."""
+    service = ext_proc(settings)["grpc_service"]
+    name = service.pop("envoy_grpc")["cluster_name"]
+    service.pop("retry_policy", None)
+    [cluster] = [one for one in settings["static_resources"]["clusters"] if one["name"] == name]
+    [endpoints] = cluster["load_assignment"]["endpoints"]
+    where = endpoints["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+    target = f"{where['address']}:{where['port_value']}"
+    service["google_grpc"] = {"target_uri": target, "stat_prefix": "picker"}
+
+
+@pytest.mark.parametrize("mode", ["duplex", "buffered", "streamed"])
+async def test_an_envoy_that_is_not_known_as_one(transport: Transport, mode: Mode) -> None:
+    """A real Envoy whose calls do not tell it is served, with streams that it ends itself: bodies pass both
+    ways, and in the mode in which it shows responses they are observed to their end."""
+    async with plane(transport, mode, tweak=google_grpc) as running:
+        first, second = running.addresses
+        running.picker.picks(second, first)
+        answer = [b"a" * size for size in (1, 70_000, 200_000)]
+        running.upstreams[1].responses["/long"] = ("application/json", answer)
+        for size in (10, 100_000, 600_000):
+            body = b"x" * size
+            async with running.client.post("/long", data=io.BytesIO(body)) as response:
+                assert (response.status, await response.read()) == (200, b"".join(answer))
+            assert running.upstreams[1].received[-1].body == body
+        assert running.picker.protocol_errors == []
+        if mode == "duplex":
+            seen = await running.picker.sees(3)
+            assert [(one.status, one.complete) for one in seen] == [(200, True)] * 3
+        else:
+            assert running.picker.seen == []

@@ -79,7 +79,7 @@ class Limits:
     message half received, an answer whose window stays shut, an answered request that is never ended."""
     bytes_per_second: int = 1024
     """A stream slower than this over ``stall_seconds`` is stalled."""
-    stream_idle_seconds: float = 600.0
+    stream_idle_seconds: float = 3600.0
     """Time after which a call is ended that is not answered and whose client sends nothing."""
     linger_seconds: float = 2.0
     """Time from our last byte to the peer's own end of the connection."""

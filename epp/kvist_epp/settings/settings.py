@@ -144,7 +144,7 @@ class Settings:
     stall_timeout: float = flag("--stall-timeout", 30.0,
         "time after which a client that reads no answers is disconnected, and a request that transfers less "
         "than 1 KiB/s is ended", unit="SECONDS")
-    stream_idle_timeout: float = flag("--stream-idle-timeout", 600.0,
+    stream_idle_timeout: float = flag("--stream-idle-timeout", 3600.0,
         "time after which an ext_proc stream without any message in either direction is ended; must exceed "
         "the duration of every response", unit="SECONDS")
     idle_timeout: float = flag("--idle-timeout", 3600.0,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from typing import Any
 
 import pytest
@@ -179,5 +180,6 @@ def test_plans_of_agents_keep_nothing_of_their_calls(source: str) -> None:
     for _ in range(3):
         template.render(agent("a secret", "another secret"))
     [plan] = plans(template)
-    kept = repr([plan._form, plan._order, plan._steps])
+    shown = repr([plan._form, plan._order, plan._steps])
+    kept = re.sub(r"0x[0-9a-f]+", "", shown)  # addresses of objects, any of which may have an "f8"
     assert not any(text in kept for text in ("secret", "call0", "f8"))

@@ -188,8 +188,8 @@ def test_queue_times_stay_below_the_stream_idle_timeout() -> None:
     """The sum of both queue times must be less than --stream-idle-timeout, which would end the requests."""
     source = {"secure_serving": False, "endpoints_file": "x"}
     with pytest.raises(SettingsError, match="--stream-idle-timeout"):
-        Settings(**source, queue_seconds=420, empty_pool_seconds=180).check()  # type: ignore[arg-type]
-    Settings(**source, queue_seconds=419, empty_pool_seconds=180).check()  # type: ignore[arg-type]
+        Settings(**source, queue_seconds=3420, empty_pool_seconds=180).check()  # type: ignore[arg-type]
+    Settings(**source, queue_seconds=3419, empty_pool_seconds=180).check()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
