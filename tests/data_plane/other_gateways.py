@@ -61,8 +61,11 @@ class AgentGateway:
     async def opened(
         self, path: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
-        """Send one request; the response's head, and its body as it comes. Leaving early is a client that
-        goes away."""
+        """Send one request; the response's head, and its body as it comes.
+
+        Leaving early is a client that goes away. The source resets no stream: it reads the engine's response
+        to its end for the picker, and then ends its side.
+        """
         call = self._channel.stream_stream(PROCESS_METHOD)()
         try:
             await call.write(_first_message(path, headers or {}))
@@ -81,9 +84,23 @@ class AgentGateway:
                 reply = await self._next(call)
                 if reply.WhichOneof("response") != "response_headers":
                     raise GatewayError(f"not the response's headers: {reply}")
-                yield picked, self._passed(call, response)
+                pump = asyncio.ensure_future(_pump(call, response))
+                yield picked, self._passed(call)
+                await pump
         finally:
-            call.cancel()
+            await _end(call)
+
+    async def leave(self, path: str, body: bytes, *, asked: asyncio.Event, gone: asyncio.Event) -> None:
+        """Send a request whose client goes away, once ``gone`` is set, before any response.
+
+        ``asked`` is set when the request has been sent to the picker.
+        """
+        call = self._channel.stream_stream(PROCESS_METHOD)()
+        await call.write(_first_message(path, {}))
+        await call.write(_body("request_body", body, last=True))
+        asked.set()
+        await gone.wait()
+        await _end(call)
 
     async def _picked(self, call: Any) -> Answer:
         """Read the request's mutations; the endpoint must be one address."""
@@ -108,17 +125,13 @@ class AgentGateway:
             raise GatewayError(f"EPP returned invalid address: {endpoint!r}")
         return Answer(0, bytes(body), endpoint, sent)
 
-    async def _passed(self, call: Any, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Pass the response's body through the picker: what it gives back is what the client gets."""
-        pump = asyncio.ensure_future(_pump(call, response))
-        try:
-            while True:
-                part = (await self._next(call)).response_body.response.body_mutation.streamed_response
-                yield part.body
-                if part.end_of_stream:
-                    return
-        finally:
-            pump.cancel()
+    async def _passed(self, call: Any) -> AsyncIterator[bytes]:
+        """Return the response's body as it comes back from the picker: that is what the client gets."""
+        while True:
+            part = (await self._next(call)).response_body.response.body_mutation.streamed_response
+            yield part.body
+            if part.end_of_stream:
+                return
 
     @staticmethod
     async def _next(call: Any) -> pb.ProcessingResponse:
@@ -193,6 +206,13 @@ async def _pump(call: Any, response: aiohttp.ClientResponse) -> None:
     async for chunk in response.content.iter_any():
         await call.write(_body("response_body", chunk, last=False))
     await call.write(_body("response_body", b"", last=True))
+
+
+async def _end(call: Any) -> None:
+    """End this side of a stream, and wait for the picker to end the other."""
+    await call.done_writing()
+    while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]  # absent from the stubs
+        pass
 
 
 def _body(name: str, data: bytes, *, last: bool) -> bytes:

@@ -82,15 +82,42 @@ async def test_agentgateway_streams(tmp_path: Path, transport: Transport) -> Non
         await running.until(ENDED, 1)
 
 
-async def test_a_client_of_agentgateway_goes_away(tmp_path: Path, transport: Transport) -> None:
-    """A response that is cut ends its request at once."""
-    body = chat("tell", stream=True, max_tokens=400, ignore_eos=True)
+async def test_clients_of_agentgateway_go_away(tmp_path: Path, transport: Transport) -> None:
+    """A request ends with its engine's response where that has begun, and at once where it has not."""
+    body = encoded(chat("tell", stream=True, max_tokens=40, ignore_eos=True))
     async with agentgateway(tmp_path, transport, SLOW) as (running, gateway):
-        async with gateway.opened(CHAT, encoded(body)) as (_, chunks):
+        async with gateway.opened(CHAT, body) as (_, chunks):
             await anext(chunks)
             assert await in_flight(running) == 1
         await running.until(ENDED, 1)
 
+        asked, gone = asyncio.Event(), asyncio.Event()
+        leaving = asyncio.ensure_future(gateway.leave(CHAT, body, asked=asked, gone=gone))
+        await running.until("kvist_epp_requests_total", 2)
+        assert await in_flight(running) == 1
+        gone.set()
+        await leaving
+        await running.until(ENDED, 2)
+        assert await in_flight(running) == 0
+
+
+async def test_clients_of_agentgateway_leave_the_queue(tmp_path: Path, transport: Transport) -> None:
+    """A request that waits in the picker is dropped when its client goes, and is never picked for."""
+    body = encoded(chat("tell", stream=True, max_tokens=200, ignore_eos=True))
+    one_slot = ("--sim-step-seconds", "0.05", "--max-num-seqs", "1")
+    async with agentgateway(tmp_path, transport, one_slot, "--max-num-seqs=1") as (running, gateway):
+        events = [(asyncio.Event(), asyncio.Event()) for _ in range(8)]
+        waiting = [
+            asyncio.ensure_future(gateway.leave(CHAT, body, asked=asked, gone=gone)) for asked, gone in events
+        ]
+        await running.until("kvist_epp_queue_requests", 1)
+        queued = await running.metric("kvist_epp_queue_requests")
+        for _, gone in events:
+            gone.set()
+        await asyncio.gather(*waiting)
+
+        await running.until('kvist_epp_requests_total{outcome="rejected-context-cancelled"}', queued)
+        assert await running.metric("kvist_epp_queue_requests") == 0
         assert await in_flight(running) == 0
 
 

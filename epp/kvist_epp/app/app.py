@@ -271,6 +271,7 @@ def _methods(
         batch.decide,
         completion.on_access_log,
         health,
+        from_envoy=settings.from_envoy,
         observe_responses=settings.observe_responses,
         on_response=completion.on_response,
         on_first_token=completion.on_first_token,

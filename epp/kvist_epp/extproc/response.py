@@ -1,4 +1,4 @@
-"""The response's half of an ext_proc stream that stays open (``--observe-responses``).
+"""The response's half of an ext_proc stream that stays open (``session`` says when).
 
 Chunks go back as they came, without being parsed. Token usage is read from their bytes, and the model's name
 is restored where a request was renamed. Answers by body mode (Envoy's ``BodySendMode``):

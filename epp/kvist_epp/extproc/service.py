@@ -40,6 +40,7 @@ def ext_proc_methods(
     on_access_log: Callable[[list[AccessLogEntry]], None],
     health: Health,
     *,
+    from_envoy: bool | None = None,
     observe_responses: bool = False,
     on_response: Callable[[ObservedResponse], None] = lambda _response: None,
     on_first_token: Callable[[FirstToken], None] = lambda _first: None,
@@ -47,20 +48,17 @@ def ext_proc_methods(
 ) -> dict[str, Method]:
     """Return every method of the picker by its ``/package.Service/Method``.
 
+    ``from_envoy``: whether an Envoy makes the calls; None: as their metadata says.
     With ``observe_responses``, and for gateways other than Envoy, ext_proc streams stay open to the end of
     the response. ``on_response`` gets the report on each; ``on_first_token`` gets the first output of those
     that are streamed, when it passes.
     """
-    announced = False
+    is_envoys = _Callers(from_envoy).is_envoys
 
     def process(sink: Sink) -> Call:
-        nonlocal announced
-        if not (announced or sink.from_envoy):
-            announced = True
-            _log.info(_OTHER_GATEWAY, sink.peer)
         session = ExtProcSession(
             observe_responses=observe_responses,
-            from_envoy=sink.from_envoy,
+            from_envoy=is_envoys(sink),
             trace_headers=sink.trace_headers,
         )
         return _ProcessCall(sink, decide, session, on_error, on_response, on_first_token)
@@ -73,19 +71,43 @@ def ext_proc_methods(
 
 
 def model_header_methods(
-    decide: Decide, labels: tuple[str, ...], health: Health, *, on_error: ErrorCounter
+    decide: Decide,
+    labels: tuple[str, ...],
+    health: Health,
+    *,
+    on_error: ErrorCounter,
+    from_envoy: bool | None = None,
 ) -> dict[str, Method]:
-    """Return ext_proc for a filter that sets the headers ``labels`` and nothing else, and health."""
+    """Return ext_proc for a filter that sets the headers ``labels`` and nothing else, and health.
+
+    ``from_envoy``: as for ``ext_proc_methods``.
+    """
+    is_envoys = _Callers(from_envoy).is_envoys
     return {
         PROCESS_METHOD: lambda sink: _ProcessCall(
             sink,
             decide,
-            ExtProcSession(labels=labels, from_envoy=sink.from_envoy),
+            ExtProcSession(labels=labels, from_envoy=is_envoys(sink)),
             on_error,
             lambda _response: None,
         ),
         **health_methods(health),
     }
+
+
+class _Callers:
+    """Tells calls of Envoys from others, and says in the log that there are others, once."""
+
+    def __init__(self, from_envoy: bool | None) -> None:
+        self._from_envoy = from_envoy
+        self._said = False
+
+    def is_envoys(self, sink: Sink) -> bool:
+        found = sink.from_envoy if self._from_envoy is None else self._from_envoy
+        if not (found or self._said):
+            self._said = True
+            _log.info(_OTHER_GATEWAY, sink.peer)
+        return found
 
 
 class _ProcessCall(msgspec.Struct, eq=False):
@@ -113,13 +135,21 @@ class _ProcessCall(msgspec.Struct, eq=False):
     def on_half_closed(self) -> None:
         self._half_closed = True
         if self._pending is None:
-            self._report_unfinished()
+            self._end()
+        elif not (self._session.asks_only or self._session.from_envoy):
+            # agentgateway ends its side when it has what it wants, or when its client has gone
+            self._pending.cancel()
             self._sink.close()
 
     def on_cancelled(self) -> None:
         self._report_unfinished()
         if self._pending is not None:
             self._pending.cancel()
+
+    def _end(self) -> None:
+        if not self._session.asks_only:
+            self._report_unfinished()
+        self._sink.close()
 
     def _report_unfinished(self) -> None:
         if (observed := self._session.on_closed()) is not None:
@@ -138,8 +168,7 @@ class _ProcessCall(msgspec.Struct, eq=False):
         if step.request is not None:
             self._pick(step.request)
         elif step.end or self._half_closed:
-            self._report_unfinished()
-            self._sink.close()
+            self._end()
 
     def _pick(self, request: PickRequest) -> None:
         try:

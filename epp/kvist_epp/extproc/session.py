@@ -108,7 +108,6 @@ class ExtProcSession:
     _remove: tuple[str, ...] = ()
     _names: tuple[str, str] | None = None
     _response: Response | None = None
-    _response_seen = False
     _session = ""
     _path = ""
     _arrived = 0.0
@@ -127,13 +126,12 @@ class ExtProcSession:
         """``labels`` are headers that only the decision may set; with them rewrite headers are ignored.
 
         ``from_envoy``: another gateway is named one endpoint, and its stream stays open until it ends it
-        (``docs/decisions/0060``). If nothing of the response was seen then, nothing is reported.
-
+        (``docs/decisions/0060``).
         ``trace_headers``: the trace context of the call, of the gateway's own span; it takes precedence over
         the client's in the request's headers. ``clock`` times observed responses, in seconds.
         """
         self._clock = clock
-        self._from_envoy, self._observe = from_envoy, observe_responses or not from_envoy
+        self.from_envoy, self._observe = from_envoy, observe_responses or not from_envoy
         self._trace_headers, self._labels = trace_headers, labels
         self._headers = {}
         self._chunks: list[memoryview] = []
@@ -188,11 +186,15 @@ class ExtProcSession:
         self._response = Response(mode, self._names, self._path, self._arrived, self._clock)
         return SessionStep(answers)
 
+    @property
+    def asks_only(self) -> bool:
+        """Return whether the gateway shows no responses, for want of a ``protocol_config`` (NGINX's does)."""
+        return not self.from_envoy and self._config is gateway.DEFAULT_CONFIG
+
     def on_closed(self) -> ObservedResponse | None:
         """End the session, because its stream ended; return a report on a response not yet reported."""
-        observed = self._phase is _RESPONSE and (self._response_seen or self._from_envoy)
-        self._phase = _ENDED
-        return self._report(complete=False) if observed else None
+        observing, self._phase = self._phase is _RESPONSE, _ENDED
+        return self._report(complete=False) if observing else None
 
     # -- the request
 
@@ -307,7 +309,7 @@ class ExtProcSession:
         return renamed.body
 
     def _answers(self, result: PickResult) -> tuple[Message, ...]:
-        endpoints = result.endpoints if self._from_envoy else result.endpoints[:1]
+        endpoints = result.endpoints if self.from_envoy else result.endpoints[:1]
         if self._answer_in == gateway.REPLY_REQUEST_TRAILERS:
             return (gateway.encode_pick(self._answer_in, endpoints),)
         headers, body = result.headers, None
@@ -367,7 +369,6 @@ class ExtProcSession:
     def _respond(
         self, answers: Sequence[Message], *, last: bool, first: FirstToken | None = None
     ) -> SessionStep:
-        self._response_seen = True
         if not last:
             return SessionStep(tuple(answers), first_token=first)
         self._phase = _ENDED

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 UNKNOWN_PEER: Final = "an unknown address"
 NO_TRACE_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 ENVOY_HEADER: Final = "x-envoy-internal"
-"""Metadata that Envoy's own gRPC client gives each call, and no other client."""
+"""Metadata that Envoy's own gRPC client gives each call, unless its configuration forbids it."""
 
 
 class SplitMessage(NamedTuple):

@@ -312,6 +312,17 @@ class GrpcStream:
         """Send the trailers if they waited for the messages, of which the last was just sent."""
         if self._trailers:
             self._finish_sending(self._trailers)
+        elif self.credit * 2 < self._table.limits.stream_window and not self.half_closed:
+            self.refill()
+
+    def refill(self) -> None:
+        """Open the client's window again, unless answers wait: a client that reads no echo sends no more."""
+        if self.waiting_bytes:
+            return
+        missing = self._table.limits.stream_window - self.credit
+        self._outbox.put(frames.window_update(self.id, missing))
+        self.refilled += missing
+        self.credit += missing
 
     def _end(self, tail: bytes) -> None:
         self.ended = True

@@ -215,9 +215,7 @@ class Http2Connection:
         elif stream.credit < 0:
             raise ProtocolError("stream window exceeded", frames.FLOW_CONTROL_ERROR)
         elif stream.credit * 2 < self.limits.stream_window:
-            self.outbox.control(frames.window_update(stream.id, self.limits.stream_window - stream.credit))
-            stream.refilled += self.limits.stream_window - stream.credit
-            stream.credit = self.limits.stream_window
+            stream.refill()
 
     def _refill_window(self) -> None:
         full = self.limits.connection_window

@@ -1,7 +1,7 @@
 """Ends of requests where no gateway reports them: whether one does, and how long requests stay. Pure.
 
-An access log, or an observed response, reports the end of each request. Without either (GKE, Istio as it
-comes, NGINX, agentgateway, Envoy AI Gateway) only scrapes tell, every few seconds: an endpoint that answers
+An access log, or an observed response, reports the end of each request. Without either (Istio as it comes,
+NGINX, Envoy AI Gateway) only scrapes tell, every few seconds: an endpoint that answers
 at once would be taken for full by requests that ended long ago. The time that requests stay at an endpoint
 is therefore estimated by Little's law, and a request that has been there for twice that time counts as ended.
 Scrapes correct the number in both directions: what they show beyond it is untracked, what they do not show

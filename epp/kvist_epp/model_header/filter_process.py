@@ -65,7 +65,9 @@ async def open_filter(settings: Settings, shutdown: Shutdown) -> AsyncIterator[F
         labeller = Labeller(parse_base_models(settings.base_models), metrics, logs.requests)
         health = Health()
         on_error = ProtocolErrors(metrics.protocol_errors)
-        methods = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
+        methods = model_header_methods(
+            labeller.decide, LABELS, health, on_error=on_error, from_envoy=settings.from_envoy
+        )
         grpc, grpc_health = await open_grpc_ports(
             settings, methods, health, certificates, stack=stack, port_stats=metrics.ports
         )

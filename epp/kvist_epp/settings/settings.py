@@ -120,6 +120,10 @@ class Settings:
     transport: str = flag("--transport", "fast",
         "fast: kvist's own HTTP/2 server; grpc: the slower server of grpc.aio, as a "
         "fallback", choices=TRANSPORTS)
+    gateway: str = flag("--gateway", "auto",
+        "what calls the picker: envoy; other, which is named one endpoint for each request and whose streams "
+        "stay open until the response has ended; or auto, which knows an Envoy by the metadata of its "
+        "calls", choices=validation.GATEWAYS)
     observe_responses: bool = flag("--observe-responses", False,
         "process responses too: count token usage and restore model names; if such a picker is killed, the "
         "responses it observes are cut off")
@@ -293,6 +297,11 @@ class Settings:
     def target_ports(self) -> tuple[int, ...]:
         """Return ``--endpoint-target-ports`` as numbers, each once."""
         return validation.parse_target_ports(self.endpoint_target_ports)
+
+    @property
+    def from_envoy(self) -> bool | None:
+        """Return whether calls are an Envoy's by ``--gateway``; None: their metadata tells."""
+        return None if self.gateway == "auto" else self.gateway == "envoy"
 
     @property
     def endpoints_per_answer(self) -> int:

@@ -24,6 +24,7 @@ PICKER: Final = "picker"
 MODEL_HEADER: Final = "model-header"
 ROLES: Final = (PICKER, MODEL_HEADER)
 CONTENT_FORMATS: Final = ("auto", "string", "openai")
+GATEWAYS: Final = ("auto", "envoy", "other")
 DISAGGREGATION: Final = ("off", "on", "sidecar")
 TRACE_PROTOCOLS: Final = ("auto", "http/protobuf", "grpc")
 MAX_NAMES: Final = 256
@@ -36,7 +37,7 @@ _MODEL_HEADER_FIELDS: Final = frozenset(
     (
         *("role", "base_models", "host", "grpc_port", "grpc_health_port", "metrics_port", "transport"),
         *("secure_serving", "cert_path", "client_ca_path", "tls_names", "tls_min_version"),
-        *("drain_timeout", "drain_delay", "log_format", "log_level", "log_requests"),
+        *("gateway", "drain_timeout", "drain_delay", "log_format", "log_level", "log_requests"),
         *("max_message_bytes", "max_connections", "max_streams", "max_held_bytes", "max_header_bytes"),
         *("handshake_timeout", "stall_timeout", "stream_idle_timeout", "idle_timeout"),
         *("keepalive_time", "keepalive_timeout", "max_resets_per_second", "max_pings_per_second"),

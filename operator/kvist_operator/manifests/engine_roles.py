@@ -60,7 +60,7 @@ def notes(pool: Pool, plan: Plan) -> list[Note]:
             "where nodes have RDMA devices"
         )
         found.append(Note("", "TransferOverTcp", text))
-    if pool.gateway.mode != "Envoy" and (pool.gateway.mode, pool.gateway.flavor) != ("Route", "EnvoyGateway"):
+    if not pool.gateway.is_envoy:
         text = (
             "the picker answers once a prompt has been computed, and gateways wait 200 ms by default: raise "
             "the message timeout of the gateway's ext_proc filter above --queue-seconds and the longest "

@@ -23,6 +23,9 @@ KEYS: Final = "/etc/kvist/engine-key"
 WRITABLE: Final = "/cache"
 GRACE_SPARE: Final = 15
 """Seconds to exit after ``--drain-timeout``."""
+LONGEST_RESPONSE: Final = 600.0
+"""Seconds for which a picker drains that may be called by a gateway other than Envoy: the responses in flight
+end with its streams. Without such streams it does not take them."""
 READINESS: Final = "readiness"
 RESOURCES: Final[Json] = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 """One core serves thousands of requests per second; memory holds the index and at most 1 GiB of queued
@@ -70,6 +73,8 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         scheduling_policy="priority" if pool.by_priority else "fcfs",
         max_num_seqs=plan.settings.sequences,
         tpot_target=(pool.workload.tpot_ms or 0) / 1000,
+        gateway="envoy" if pool.gateway.is_envoy else "auto",
+        drain_timeout=LONGEST_RESPONSE if pool.gateway.of_extension else 30.0,
         max_endpoints=pool.gateway.failover_endpoints,
         approximate_cache_tokens=max(1, plan.memory.kv_tokens),
         log_format="json",

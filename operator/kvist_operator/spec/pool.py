@@ -271,8 +271,18 @@ class GatewaySpec:
     hostnames: tuple[str, ...] = ()
     failure_mode: str = "FailOpen"
     failover_endpoints: int = 3
-    """Endpoints named in each answer: the one picked, and those for retries. 1 if ``mode`` is Route and
-    ``flavor`` is InferencePool: most gateways that implement the extension take no list."""
+    """Endpoints named in each answer: the one picked, and those for retries. By default 1 for gateways
+    ``of_extension``, most of which take no list."""
+
+    @property
+    def of_extension(self) -> bool:
+        """Return whether any gateway that implements the Gateway API Inference Extension may be attached."""
+        return (self.mode, self.flavor) == ("Route", "InferencePool")
+
+    @property
+    def is_envoy(self) -> bool:
+        """Return whether the gateway is known to be an Envoy: the pool's own, or Envoy Gateway's."""
+        return self.mode == "Envoy" or (self.mode, self.flavor) == ("Route", "EnvoyGateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,11 +70,6 @@ def test_the_response_is_observed() -> None:
     assert (chunk.observed.session, chunk.observed.status, chunk.observed.complete) == ("r1.1", 200, True)
 
 
-def test_what_was_not_shown_is_not_reported() -> None:
-    """A stream that ends before the response began says nothing of when it will end."""
-    assert picked("duplex")[0].on_closed() is None
-
-
 def test_a_response_that_is_cut_is_reported() -> None:
     """A stream that ends after the response began ends its request."""
     exchange, _ = picked("duplex")
@@ -96,24 +91,62 @@ def test_an_envoy_is_told_all_and_let_go() -> None:
     assert destinations(m.read(step)) == {"10.0.0.1:8000,10.0.0.2:8000"}
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["decided at once", "decided later"])
-def test_a_gateway_that_ends_its_side_gets_pick_and_end(late: bool) -> None:
-    """Whether its half of the stream ends before or after the decision, the stream ends well, and no response
-    is reported."""
-    later, sink = Later(), Recorder(from_envoy=False)
-    reports: list[ObservedResponse] = []
-    table = ext_proc_methods(
-        lambda _: later if late else PICK, lambda _: None, Health(), on_response=reports.append
-    )
-    call = table[PROCESS_METHOD](sink)
-    call.on_message(m.request_headers(DUPLEX))
-    call.on_message(m.request_body(b"{}"))
-    assert sink.closed == []
-    call.on_half_closed()
-    if later.callback is not None:
-        later.callback(PICK)
+class Asked:
+    """A call of a gateway that has sent a whole request, what it was sent, and what was reported."""
 
-    assert (len(sink.sent), sink.closed, reports) == (2, [(0, "")], [])
+    def __init__(self, config: pb.ProtocolConfiguration | None, *, late: bool) -> None:
+        self.later, self.sink = Later(), Recorder(from_envoy=False)
+        self.reports: list[ObservedResponse] = []
+        table = ext_proc_methods(
+            lambda _: self.later if late else PICK, lambda _: None, Health(), on_response=self.reports.append
+        )
+        self.call = table[PROCESS_METHOD](self.sink)
+        self.call.on_message(m.request_headers(config))
+        self.call.on_message(m.request_body(b"{}"))
+        assert self.sink.closed == []
+
+    def decided(self) -> None:
+        """Make the decision, if it is due."""
+        if self.later.callback is not None:
+            self.later.callback(PICK)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["decided at once", "decided later"])
+def test_a_gateway_that_only_asks_gets_pick_and_end(late: bool) -> None:
+    """NGINX ends its half of the stream with the request: it gets its pick, and no response is reported,
+    because its request is only beginning."""
+    asked = Asked(None, late=late)
+    asked.call.on_half_closed()
+    asked.decided()
+
+    assert (len(asked.sink.sent), asked.sink.closed, asked.reports) == (2, [(0, "")], [])
+    assert asked.later.cancelled == 0
+
+
+def test_a_client_of_a_gateway_that_only_asks_has_gone() -> None:
+    """NGINX resets its stream when its client goes before the pick has been used: the request has ended."""
+    asked = Asked(None, late=False)
+    asked.call.on_cancelled()
+
+    assert [(one.session, one.complete) for one in asked.reports] == [("r1.1", False)]
+
+
+def test_a_client_that_goes_while_its_request_waits() -> None:
+    """agentgateway ends its half of the stream then: the decision is cancelled, and nothing is sent."""
+    asked = Asked(DUPLEX, late=True)
+    asked.call.on_half_closed()
+
+    assert (asked.later.cancelled, asked.sink.closed) == (1, [(0, "")])
+    assert (asked.sink.sent, asked.reports) == ([], [])
+
+
+def test_a_client_that_goes_before_its_response() -> None:
+    """agentgateway ends its half of the stream without any response: the request has ended."""
+    asked = Asked(DUPLEX, late=False)
+    asked.call.on_half_closed()
+
+    assert [(one.session, one.status, one.complete) for one in asked.reports] == [("r1.1", 0, False)]
+    assert asked.sink.closed == [(0, "")]
 
 
 def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -57,6 +57,21 @@ def test_answers_keep_to_both_windows() -> None:
     assert dict(client.fields(got[-1]))["grpc-status"] == "0"
 
 
+def test_who_reads_no_echo_sends_no_more() -> None:
+    """The window of a stream whose answers wait is opened again only when they have left."""
+    client = Client(stream_window=100_000)
+    client.send(f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 30_000}), client.request(path=ECHO))
+    granted = [
+        found
+        for _ in range(6)
+        for found in client.send(data(1, message(b"x" * 15_000)), window_update(0, 20_000))
+        if found.kind == f.WINDOW_UPDATE and found.stream == 1
+    ]
+    assert granted == []
+    opened = client.send(window_update(1, 100_000))
+    assert [found.kind for found in opened if found.kind == f.WINDOW_UPDATE and found.stream == 1]
+
+
 def test_the_connection_window_is_shared() -> None:
     """Streams wait while the connection's window is shut, and all continue when it opens."""
     client = Client()

@@ -24,8 +24,8 @@ PROGRAMS: dict[str, Any] = {"kvist-epp": picker, "kvist-operator": operator}
 SETTINGS: dict[str, Any] = {"kvist-epp": picker.Settings, "kvist-operator": operator.OperatorSettings}
 
 CHANGED = {"--max-endpoints": "0", "--stream-idle-timeout": "3600.0"}
-"""Defaults that were found to be wrong since: most gateways take no list, and some need the stream for as long
-as an engine computes (decision 60)."""
+"""Defaults that were found to be wrong since: most gateways take no list, and some need the stream for as
+long as an engine computes (decision 60)."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
