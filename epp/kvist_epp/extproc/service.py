@@ -147,8 +147,7 @@ class _ProcessCall(msgspec.Struct, eq=False):
             self._pending.cancel()
 
     def _end(self) -> None:
-        if not self._session.asks_only:
-            self._report_unfinished()
+        self._report_unfinished()
         self._sink.close()
 
     def _report_unfinished(self) -> None:

@@ -125,8 +125,7 @@ class ExtProcSession:
     ) -> None:
         """``labels`` are headers that only the decision may set; with them rewrite headers are ignored.
 
-        ``from_envoy``: another gateway is named one endpoint, and its stream stays open until it ends it
-        (``docs/decisions/0060``).
+        ``from_envoy``: another gateway gets one endpoint, and ends its stream itself (``docs/decisions/0060``).
         ``trace_headers``: the trace context of the call, of the gateway's own span; it takes precedence over
         the client's in the request's headers. ``clock`` times observed responses, in seconds.
         """
@@ -188,12 +187,14 @@ class ExtProcSession:
 
     @property
     def asks_only(self) -> bool:
-        """Return whether the gateway shows no responses, for want of a ``protocol_config`` (NGINX's does)."""
-        return not self.from_envoy and self._config is gateway.DEFAULT_CONFIG
+        """Return whether the gateway shows no responses: it sends no ``protocol_config``, or no such mode."""
+        config = self._config
+        shows = config is not gateway.DEFAULT_CONFIG and config and config.response_body_mode != pb.NONE
+        return not (self.from_envoy or shows)
 
     def on_closed(self) -> ObservedResponse | None:
         """End the session, because its stream ended; return a report on a response not yet reported."""
-        observing, self._phase = self._phase is _RESPONSE, _ENDED
+        observing, self._phase = self._phase is _RESPONSE and not self.asks_only, _ENDED
         return self._report(complete=False) if observing else None
 
     # -- the request

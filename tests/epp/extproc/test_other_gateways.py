@@ -112,23 +112,18 @@ class Asked:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["decided at once", "decided later"])
-def test_a_gateway_that_only_asks_gets_pick_and_end(late: bool) -> None:
-    """NGINX ends its half of the stream with the request: it gets its pick, and no response is reported,
-    because its request is only beginning."""
-    asked = Asked(None, late=late)
+@pytest.mark.parametrize("config", [None, m.config(pb.FULL_DUPLEX_STREAMED)], ids=["NGINX", "google_grpc"])
+def test_a_gateway_that_only_asks_gets_pick_and_end(
+    config: pb.ProtocolConfiguration | None, late: bool
+) -> None:
+    """NGINX ends its half of the stream with the request, and an Envoy that shows no responses after it: they
+    get their pick, and no response is reported, because the request is only beginning."""
+    asked = Asked(config, late=late)
     asked.call.on_half_closed()
     asked.decided()
 
     assert (len(asked.sink.sent), asked.sink.closed, asked.reports) == (2, [(0, "")], [])
     assert asked.later.cancelled == 0
-
-
-def test_a_client_of_a_gateway_that_only_asks_has_gone() -> None:
-    """NGINX resets its stream when its client goes before the pick has been used: the request has ended."""
-    asked = Asked(None, late=False)
-    asked.call.on_cancelled()
-
-    assert [(one.session, one.complete) for one in asked.reports] == [("r1.1", False)]
 
 
 def test_a_client_that_goes_while_its_request_waits() -> None:
