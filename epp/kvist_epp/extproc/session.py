@@ -125,7 +125,7 @@ class ExtProcSession:
     ) -> None:
         """``labels`` are headers that only the decision may set; with them rewrite headers are ignored.
 
-        ``from_envoy``: another gateway gets one endpoint and ends its stream itself (``docs/decisions/0060``).
+        ``from_envoy``: another gateway gets one endpoint and ends its stream itself (decision 60).
         ``trace_headers``: the trace context of the call, of the gateway's own span; it takes precedence over
         the client's in the request's headers. ``clock`` times observed responses, in seconds.
         """
