@@ -72,7 +72,8 @@ async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[Picke
     """A ready picker's port."""
     port = PickerPort(Limits(message_bytes=33 << 20, **limits))
     port.health.set(True)
-    served = ext_proc_methods(port._decided, port._logged, port.health)
+    # the clients are no Envoys, and end their calls as one does
+    served = ext_proc_methods(port._decided, port._logged, port.health, from_envoy=True)
     ssl = tls.context if tls is not None else None
     port.server = await serve_http2(served, "127.0.0.1", 0, port.limits, ssl=ssl, lasting=LASTING_METHODS)
     try:
