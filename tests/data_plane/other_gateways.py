@@ -19,7 +19,7 @@ import grpc
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue
-from kvist_epp.names import DESTINATION_HEADER, PROCESS_METHOD, SERVED_KEY
+from kvist_epp.names import DESTINATION_HEADER, DESTINATION_NAMESPACE, PROCESS_METHOD, SERVED_KEY
 
 Channel = Any  # grpc.aio.Channel, whose stubs ask for arguments that have defaults
 CHUNK = 8192
@@ -51,16 +51,14 @@ class AgentGateway:
         """Close the connection to the picker."""
         await self._channel.close()
 
-    async def send(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+    async def send(self, path: str, body: bytes) -> Answer:
         """Send one request through the picker to an engine. Raises GatewayError."""
-        async with self.opened(path, body, headers) as (answer, chunks):
+        async with self.opened(path, body) as (answer, chunks):
             answer.body = b"".join([chunk async for chunk in chunks])
             return answer
 
     @asynccontextmanager
-    async def opened(
-        self, path: str, body: bytes, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+    async def opened(self, path: str, body: bytes) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
         """Send one request; the response's head, and its body as it comes.
 
         Leaving early is a client that goes away. The source resets no stream: it reads the engine's response
@@ -68,7 +66,7 @@ class AgentGateway:
         """
         call = self._channel.stream_stream(PROCESS_METHOD)()
         try:
-            await call.write(_first_message(path, headers or {}))
+            await call.write(_first_message(path))
             for at in range(0, len(body), CHUNK):
                 last = at + CHUNK >= len(body)
                 await call.write(_body("request_body", body[at : at + CHUNK], last=last))
@@ -90,15 +88,11 @@ class AgentGateway:
         finally:
             await _end(call)
 
-    async def leave(self, path: str, body: bytes, *, asked: asyncio.Event, gone: asyncio.Event) -> None:
-        """Send a request whose client goes away, once ``gone`` is set, before any response.
-
-        ``asked`` is set when the request has been sent to the picker.
-        """
+    async def leave(self, path: str, body: bytes, gone: asyncio.Event) -> None:
+        """Send a request whose client goes away, once ``gone`` is set, before any response."""
         call = self._channel.stream_stream(PROCESS_METHOD)()
-        await call.write(_first_message(path, {}))
+        await call.write(_first_message(path))
         await call.write(_body("request_body", body, last=True))
-        asked.set()
         await gone.wait()
         await _end(call)
 
@@ -147,12 +141,16 @@ class NginxGatewayFabric:
     def __init__(self, picker: str, client: aiohttp.ClientSession) -> None:
         self._picker, self._client = picker, client
 
-    async def pick(self, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+    async def pick(self, body: bytes) -> Answer:
         """Ask the picker alone."""
         host, _, port = self._picker.rpartition(":")
-        given = {"host": "pool.example", "content-length": str(len(body)), **(headers or {})}
-        listed = {**given, "x-epp-host": host, "x-epp-port": port}
-        values = [HeaderValue(key=key, value=value) for key, value in listed.items()]
+        given = {
+            "host": "pool.example",
+            "content-length": str(len(body)),
+            "x-epp-host": host,
+            "x-epp-port": port,
+        }
+        values = [HeaderValue(key=key, value=value) for key, value in given.items()]
         head = pb.HttpHeaders(headers=HeaderMap(headers=values), end_of_stream=not body)
         channel: Channel
         async with grpc.aio.insecure_channel(self._picker) as channel:
@@ -182,9 +180,9 @@ class NginxGatewayFabric:
             return Answer(response.status, await response.read(), picked.endpoint)
 
 
-def _first_message(path: str, headers: Mapping[str, str]) -> bytes:
+def _first_message(path: str) -> bytes:
     """Pseudo-headers are in ``value``, all others in ``raw_value``."""
-    listed = [HeaderValue(key=k, raw_value=v.encode()) for k, v in headers.items()]
+    listed = [HeaderValue(key="content-type", raw_value=b"application/json")]
     pseudo = {":method": "POST", ":path": path, ":authority": "pool.example", ":scheme": "http"}
     listed += [HeaderValue(key=k, value=v) for k, v in pseudo.items()]
     both = pb.ProtocolConfiguration(
@@ -198,7 +196,7 @@ def _response_head(response: aiohttp.ClientResponse, endpoint: str) -> bytes:
     headers = [HeaderValue(key=k.lower(), raw_value=v.encode()) for k, v in response.headers.items()]
     headers.append(HeaderValue(key=":status", value=str(response.status)))
     request = pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=HeaderMap(headers=headers)))
-    request.metadata_context.filter_metadata["envoy.lb"].fields[SERVED_KEY].string_value = endpoint
+    request.metadata_context.filter_metadata[DESTINATION_NAMESPACE].fields[SERVED_KEY].string_value = endpoint
     return request.SerializeToString()
 
 

@@ -6,26 +6,18 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.data_plane.other_gateways import AgentGateway, NginxGatewayFabric, encoded
 from tests.data_plane.plane import ext_proc, plane
 from tests.data_plane.product import CHAT, Product, product
 from tests.data_plane.stub import Transport
+from tests.data_plane.test_product import FAST, SYSTEM, chat
 
 from kvist_sim.envoy import Json, Mode
 
-FAST = ("--sim-time-scale", "20", "--num-gpu-blocks-override", "4000")
 SLOW = ("--sim-step-seconds", "0.05", "--max-num-seqs", "64")
-SYSTEM = "You are a patient librarian who answers in complete sentences and names the shelf. " * 12
 ENDED = 'kvist_epp_requests_ended_total{source="response"}'
-
-
-def chat(question: str, **more: Any) -> dict[str, Any]:
-    """A chat with a system prompt of some blocks."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return {"model": "m", "messages": messages, "max_tokens": 4, **more}
 
 
 @asynccontextmanager
@@ -93,8 +85,8 @@ async def test_clients_of_agentgateway_go_away(tmp_path: Path, transport: Transp
             assert await in_flight(running) == 1
         await running.until(ENDED, 1)
 
-        asked, gone = asyncio.Event(), asyncio.Event()
-        leaving = asyncio.ensure_future(gateway.leave(CHAT, body, asked=asked, gone=gone))
+        gone = asyncio.Event()
+        leaving = asyncio.ensure_future(gateway.leave(CHAT, body, gone))
         await running.until("kvist_epp_requests_total", 2)
         assert await in_flight(running) == 1
         gone.set()
@@ -107,16 +99,14 @@ async def test_clients_of_agentgateway_leave_the_queue(tmp_path: Path, transport
     """A request that waits in the picker is dropped when its client goes, and is never picked for."""
     body = encoded(chat("tell", stream=True, max_tokens=300, ignore_eos=True))
     one_slot = ("--sim-step-seconds", "0.05", "--max-num-seqs", "1")
-    asked, gone = asyncio.Event(), asyncio.Event()
+    gone = asyncio.Event()
     async with agentgateway(tmp_path, transport, one_slot, "--max-num-seqs=1", engines=1) as (
         running,
         gateway,
     ):
         async with gateway.opened(CHAT, body) as (_, chunks):
             await anext(chunks)
-            leaving = [
-                asyncio.ensure_future(gateway.leave(CHAT, body, asked=asked, gone=gone)) for _ in range(4)
-            ]
+            leaving = [asyncio.ensure_future(gateway.leave(CHAT, body, gone)) for _ in range(4)]
             await running.until("kvist_epp_queue_requests", 4)
             gone.set()
             await asyncio.gather(*leaving)

@@ -188,9 +188,9 @@ class ExtProcSession:
     @property
     def asks_only(self) -> bool:
         """Return whether the gateway shows no responses: it sends no ``protocol_config``, or no such mode."""
-        config = self._config
-        shows = config is not gateway.DEFAULT_CONFIG and config and config.response_body_mode != pb.NONE
-        return not (self.from_envoy or shows)
+        config = self._config or gateway.DEFAULT_CONFIG
+        silent = config is gateway.DEFAULT_CONFIG or config.response_body_mode == pb.NONE
+        return silent and not self.from_envoy
 
     def on_closed(self) -> ObservedResponse | None:
         """End the session, because its stream ended; return a report on a response not yet reported."""
@@ -290,9 +290,9 @@ class ExtProcSession:
             headers.pop(TRACE_STATE_HEADER, None)
             headers.update(self._trace_headers)
         self._path = headers.pop(":path", "").partition("?")[0]
-        method, subset = headers.pop(":method", ""), self._subset
+        method = headers.pop(":method", "")
         request = PickRequest(
-            method=method, path=self._path, headers=headers, body=body, subset=subset, partial=partial
+            method=method, path=self._path, headers=headers, body=body, subset=self._subset, partial=partial
         )
         return SessionStep(request=request)
 

@@ -25,7 +25,7 @@ class _Message(msgspec.Struct):
     role: Any = None
 
 
-class _Members(msgspec.Struct):
+class _ApiMembers(msgspec.Struct):
     """The members of a body that tell its API; only roles are decoded."""
 
     messages: list[_Message] | None = None
@@ -56,7 +56,7 @@ _OF_POOLING: Final = ("texts", "inputs", "query", "queries", "text_1", "data_1")
 _LIST_TO_EMBED: Final = re.compile(rb'\s*\[\s*["\d[]')
 """A list of texts, of token ids, or of lists of them. The Responses API takes lists of objects."""
 
-_decoder: Final = msgspec.json.Decoder(_Members)
+_decoder: Final = msgspec.json.Decoder(_ApiMembers)
 
 
 def implied_path(body: bytes) -> str:

@@ -74,7 +74,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         max_num_seqs=plan.settings.sequences,
         tpot_target=(pool.workload.tpot_ms or 0) / 1000,
         gateway="envoy" if pool.gateway.is_envoy else "auto",
-        drain_timeout=LONGEST_RESPONSE if pool.gateway.of_extension else 30.0,
+        drain_timeout=LONGEST_RESPONSE if pool.gateway.of_extension else Settings().drain_timeout,
         max_endpoints=pool.gateway.failover_endpoints,
         approximate_cache_tokens=max(1, plan.memory.kv_tokens),
         log_format="json",

@@ -380,7 +380,8 @@ def _priority(f: Fields) -> Priority:
 def _gateway(f: Fields) -> GatewaySpec:
     mode = f.text("mode", "None", choices=("None", "Envoy", "Route"))
     flavor = f.text("flavor", "InferencePool", choices=("InferencePool", "EnvoyGateway"))
-    named = 1 if mode == "Route" and flavor == "InferencePool" else 3
+    bare = GatewaySpec(mode=mode, flavor=flavor)
+    named = 1 if bare.of_extension else bare.failover_endpoints
     gateway = GatewaySpec(
         mode=mode,
         flavor=flavor,

@@ -41,15 +41,11 @@ def picked(mode: str) -> tuple[ExtProcSession, list[pb.ProcessingResponse]]:
 
 def destinations(answers: list[pb.ProcessingResponse]) -> set[str]:
     """The endpoints in headers and metadata."""
-    found = set()
+    found = {m.destination_metadata(answer) for answer in answers}
     for answer in answers:
-        kind = answer.WhichOneof("response") or ""
-        for option in getattr(answer, kind).response.header_mutation.set_headers:
-            if option.header.key == DESTINATION_HEADER:
-                found.add(option.header.raw_value.decode())
-        for fields in answer.dynamic_metadata.fields.values():
-            found.add(fields.struct_value.fields[DESTINATION_HEADER].string_value)
-    return found
+        common = getattr(answer, answer.WhichOneof("response") or "").response
+        found.add(m.set_headers(common).get(DESTINATION_HEADER, ""))
+    return found - {""}
 
 
 @pytest.mark.parametrize("mode", MODES)
