@@ -8,6 +8,9 @@ PYTEST := $(BIN)/python -m pytest -q
 PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with grpcio-tools==1.71.2 python -m grpc_tools.protoc
 PROTOS := kvist_epp/extproc/pb kvist_epp/http2/pb kvist_epp/replicas/pb
 
+# Container images often set this. Every process of a test would then compile all that it imports: 20 of a vLLM's 30 seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Real processes on a busy machine: files with a failed test run once more, one by one. Both runs are shown and `make reruns` counts the
 # files; a test that needs a second run is a defect.
 again = $(1) || { echo "make: running again, one by one, the files in which a test failed above"; $(BIN)/python -m tests.reruns $@; $(1) -n 0 --failed-files; }

@@ -13,7 +13,6 @@ import yaml
 from tests.cluster.client import Client
 from tests.cluster.control_plane import ADMIN, ControlPlane
 from tests.crd.cases import CRD
-from tests.golang import cache
 
 from kvist_kube.connection import find_cluster
 from kvist_operator.cluster.apiserver import ApiServer
@@ -67,9 +66,7 @@ async def started(children: Children, kubeconfig: Path, *flags: str, ready: bool
         *(sys.executable, "-m", "kvist_operator", f"--metrics-host={HOST}", f"--metrics-port={port}"),
         *flags,
     ]
-    # as an image has it: modules are not compiled at each start
-    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache() / "bytecode")}
-    child = children.start("operator", argv, environment={"KUBECONFIG": str(kubeconfig), **compiled})
+    child = children.start("operator", argv, environment={"KUBECONFIG": str(kubeconfig)})
     if ready:
         probe = functools.partial(answers, HOST, port, "/readyz")
         await children.ready(child, probe, START_SECONDS)

@@ -116,8 +116,14 @@ async def test_a_canary_takes_its_weight(tmp_path: Path, transport: Transport, m
     """Requests are split 90 to 10 between two pools; the picker of the chosen pool picks and gets the report
     of the end."""
     async with several(tmp_path, transport, mode) as running:
-        statuses = await asyncio.gather(*(post(running, body_of(LARGE, str(n))) for n in range(400)))
-        assert set(statuses) == {200}
+        numbers = iter(range(400))
+
+        async def post_the_next_ones() -> set[int]:
+            return {await post(running, body_of(LARGE, str(n))) for n in numbers}
+
+        # sixteen at once: with all of them at once on a busy machine, Envoy gives up asking for some
+        statuses = await asyncio.gather(*(post_the_next_ones() for _ in range(16)))
+        assert set().union(*statuses) == {200}
 
         assert running.served == running.asked
         assert running.served["large"] + running.served["large-next"] == 400

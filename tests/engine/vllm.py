@@ -29,8 +29,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 """No network, no telemetry, loopback only, one thread: two engines share two cores."""
-WAITING = Path(__file__).parent / "waiting"
-"""On the PYTHONPATH of every engine: a plugin that lets its processes wait where they ask in a loop."""
+PLUGIN = Path(__file__).parent / "plugin"
+"""On the PYTHONPATH of every engine: a plugin that lets its processes fork, and wait where they ask in a loop."""
 
 
 class EngineError(RuntimeError):
@@ -63,7 +63,7 @@ class Process:
 
     def _complete_environment(self) -> dict[str, str]:
         found = {**os.environ, **ENVIRONMENT, **self._environment}
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(WAITING), found.get("PYTHONPATH"))))
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PLUGIN), found.get("PYTHONPATH"))))
         return found
 
     async def _until_healthy(self, urls: Sequence[str]) -> None:
