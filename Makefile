@@ -53,7 +53,7 @@ test-data-plane: $(READY)  ## real Envoy, both transports, both modes
 	$(call again,$(PYTEST) -n 4 --dist worksteal tests/data_plane)
 
 test-engine: $(READY)  ## real vLLM on CPU (downloaded once into a cache folder, about 7 GB; needs root for a small volume)
-	$(call again,$(PYTEST) -n 2 --dist loadfile --timeout 600 -rP tests/engine)
+	$(call again,$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --timeout 600 -rP tests/engine)
 
 test-monitoring: $(READY)  ## dashboards and alerts: promtool, and every metric that they name (Prometheus from Debian's package)
 	$(BIN)/python -m tests.monitoring.binaries

@@ -16,6 +16,7 @@ from tests.engine import install
 from kvist_sim.ports import free_ports
 
 START_SECONDS = 600
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -27,8 +28,10 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    START_METHOD: "fork",
 }
-"""No network, no telemetry, loopback only, one thread: two engines share two cores."""
+"""No network, no telemetry, loopback only, one thread: two engines share two cores. Their processes are forked:
+each would import everything again."""
 PLUGIN = Path(__file__).parent / "plugin"
 """On the PYTHONPATH of every engine: a plugin that lets its processes fork, and wait where they ask in a loop."""
 

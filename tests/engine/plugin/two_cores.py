@@ -5,8 +5,8 @@ How often vLLM's processes look for work is changed, and how they start; what th
 * vLLM's worker asks for its next step without a pause for a second after each step, and NIXL's thread asks
   for messages without a pause at all: three engines would keep three cores busy that have nothing to do. Both
   sleep for a moment.
-* The engine's core and its worker are forked, as vLLM does it by default elsewhere; its CPU platform lets
-  each import everything again, half of the CPU time of a start.
+* The engine's core and its worker are started as ``VLLM_WORKER_MULTIPROC_METHOD`` says. vLLM's CPU platform
+  overrides that and lets each import everything again, half of the CPU time of a start.
 
 ``tests.engine.vllm`` puts this folder on the path of each engine, where vLLM finds the plugin by its entry
 point.
@@ -19,6 +19,7 @@ import os
 import time
 from typing import Any
 
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 PAUSE_SECONDS = 0.0005
 PAUSE_MICROSECONDS = 1000
 """Between two looks of NIXL's thread."""
@@ -30,7 +31,7 @@ def register() -> None:
     from vllm.platforms.cpu import CpuPlatform
 
     shm_broadcast.sched_yield = _pause
-    _let_fork(CpuPlatform)
+    _keep_start_method(CpuPlatform)
     try:
         from nixl._api import nixlBind
     except ImportError:  # an engine without NIXL on its path
@@ -43,15 +44,16 @@ def _pause() -> None:
     time.sleep(PAUSE_SECONDS)
 
 
-def _let_fork(platform: Any) -> None:
-    """The platform demands new interpreters as the last step of its checks; take that back."""
+def _keep_start_method(platform: Any) -> None:
+    """Take back what the platform's checks write into the environment."""
     check = platform.check_and_update_config.__func__
     if check.__module__ == __name__:
         return
 
     def check_and_update_config(cls: Any, config: Any) -> None:
+        asked = os.environ[START_METHOD]
         check(cls, config)
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        os.environ[START_METHOD] = asked
 
     platform.check_and_update_config = classmethod(check_and_update_config)
 

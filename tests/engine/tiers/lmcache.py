@@ -11,7 +11,7 @@ from tests.engine import install
 from tests.engine.prefill_decode import EAGERLY
 from tests.engine.tiers.record_events import tiered_engine
 from tests.engine.tiers.tier_pool import TierMix, TierPool
-from tests.engine.vllm import Process, VllmEngine
+from tests.engine.vllm import START_METHOD, Process, VllmEngine
 
 from kvist_epp.names import LABEL_KV_STORAGE, LABEL_KV_STORAGE_TOKENS, LMCACHE_TIER, POD_KV_TIERS
 from kvist_operator.plan.kv_transfer import ANSWER, HEARTBEAT
@@ -100,8 +100,10 @@ def transfer_config(server: LmcacheServer, **extra: Any) -> str:
 
 
 def variables(mode: str = "engine_driven") -> dict[str, str]:
-    """Return the environment of an engine that uses a server, as the operator renders it."""
+    """Return the environment of an engine that uses a server, as the operator renders it; its processes are
+    not forked, since LMCache's library fails to start in a fork."""
     return {
+        START_METHOD: "spawn",
         "PYTHONPATH": str(install.install_lmcache()),
         "PYTHONHASHSEED": "0",
         "LMCACHE_MP_TRANSFER_MODE": mode,
