@@ -68,7 +68,7 @@ test-charts: $(READY)  ## the chart with helm 3 and 4 on a real API server; the 
 	$(BIN)/python -m tests.charts.binaries
 	$(call again,$(PYTEST) -n 2 --dist loadfile -rP tests/charts tests/images)
 
-test-e2e: $(READY)  ## from helm install to uninstall, with a real Envoy Gateway (built from its Go module once, about 11 minutes; needs root)
+test-e2e: $(READY)  ## from helm install to uninstall, with a real Envoy Gateway and a real Istio (built from their Go modules once, about 20 minutes; needs root)
 	$(BIN)/python -m tests.e2e.binaries
 	$(call again,$(PYTEST) -rP tests/e2e)
 

@@ -27,7 +27,8 @@ NODES: Final[Mapping[str, str]] = {"01-minimal": "H100-80GB"}
 """The GPU of examples whose pools leave it to the nodes' labels."""
 VALUES: Final = tuple(sorted(EXAMPLES.glob("*/helm/*-values.yaml")))
 """Of our chart."""
-OTHERS: Final = tuple(sorted(EXAMPLES.glob("*/*/*-rules.yaml")))
+ISTIOD: Final = EXAMPLES / "04-httproute" / "istio" / "istiod-values.yaml"
+OTHERS: Final = (*sorted(EXAMPLES.glob("*/*/*-rules.yaml")), ISTIOD)
 """Values of other projects' charts: no objects."""
 
 

@@ -99,10 +99,13 @@ LWS: dict[str, Any] = {
 
 
 @functools.cache
-def module(name: str) -> Path:
-    """The folder of a Go module, fetched if need be. Raises GoError."""
+def module(name: str, required_by: Path | None = None) -> Path:
+    """The folder of a Go module, fetched if need be: ``path@version``, or a path of which the ``go.mod`` in
+    the folder ``required_by`` knows the version. Raises GoError."""
     command = [go(), "mod", "download", "-json", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
+    done = subprocess.run(
+        command, cwd=required_by, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS
+    )
     if done.returncode:
         raise GoError(f"`{' '.join(command)}` failed; it needs a Go module proxy (GOPROXY):\n{done.stdout}")
     return Path(json.loads(done.stdout)["Dir"])
@@ -111,13 +114,22 @@ def module(name: str) -> Path:
 @functools.cache
 def crds() -> list[dict[str, Any]]:
     """All that the generated objects may need besides our own."""
-    charts = module(ENVOY_GATEWAY) / "charts" / "gateway-crds-helm" / "templates"
-    gateway = _documents(charts / "standard-gatewayapi-crds.yaml")
-    found = [crd for crd in gateway if crd["metadata"]["name"] in GATEWAY_API]
+    found = [crd for crd in gateway_api() if crd["metadata"]["name"] in GATEWAY_API]
     for plural in ENVOY_POLICIES:
-        found += _documents(charts / "generated" / f"gateway.envoyproxy.io_{plural}.yaml")
+        found += _documents(_crd_chart() / "generated" / f"gateway.envoyproxy.io_{plural}.yaml")
     monitors = module(PROMETHEUS) / "example" / "prometheus-operator-crd"
     return [*found, *_documents(monitors / "monitoring.coreos.com_podmonitors.yaml"), LWS]
+
+
+@functools.cache
+def gateway_api() -> list[dict[str, Any]]:
+    """Return the CRDs of the Gateway API's standard channel, without the policy that guards versions."""
+    found = _documents(_crd_chart() / "standard-gatewayapi-crds.yaml")
+    return [one for one in found if one["kind"] == "CustomResourceDefinition"]
+
+
+def _crd_chart() -> Path:
+    return module(ENVOY_GATEWAY) / "charts" / "gateway-crds-helm" / "templates"
 
 
 @functools.cache

@@ -77,11 +77,16 @@ def variable(name: str, **source: Any) -> Json:
     return {"name": name, "valueFrom": source}
 
 
-def test_variables_come_from_fields_secrets_and_configmaps() -> None:
-    """In order, each seeing those before it; what is optional and missing is left out."""
+def test_variables_come_from_fields_resources_secrets_and_configmaps() -> None:
+    """In order, each seeing those before it; what is optional and missing is left out, and a limit that is
+    not set is the node's."""
     entries = [
         variable("IP", fieldRef={"fieldPath": "status.podIP"}),
         variable("LABEL", fieldRef={"fieldPath": "metadata.labels['a/b']"}),
+        variable("LABELS", fieldRef={"fieldPath": "metadata.labels"}),
+        variable("CPUS", resourceFieldRef={"resource": "limits.cpu", "divisor": "0"}),
+        variable("MIB", resourceFieldRef={"resource": "requests.memory", "divisor": "1Mi"}),
+        variable("NODE", resourceFieldRef={"resource": "limits.memory", "divisor": "1Gi"}),
         variable("SECRET", secretKeyRef={"name": "d", "key": "k"}),
         variable("CONFIG", configMapKeyRef={"name": "d", "key": "k"}),
         variable("NOT", secretKeyRef={"name": "other", "key": "k", "optional": True}),
@@ -89,7 +94,11 @@ def test_variables_come_from_fields_secrets_and_configmaps() -> None:
         {"name": "URL", "value": "http://$(IP)/$(LATER)"},
     ]
     made = environment(
-        {"env": entries, "envFrom": [{"configMapRef": {"name": "d"}}]},
+        {
+            "env": entries,
+            "envFrom": [{"configMapRef": {"name": "d"}}],
+            "resources": {"limits": {"cpu": "1500m"}, "requests": {"memory": "64Mi"}},
+        },
         facts(labels={"a/b": "c"}),
         {"PATH": "/bin"},
     )
@@ -100,6 +109,10 @@ def test_variables_come_from_fields_secrets_and_configmaps() -> None:
         "k": "v2",
         "IP": "10.0.0.2",
         "LABEL": "c",
+        "LABELS": 'a/b="c"',
+        "CPUS": "2",
+        "MIB": "64",
+        "NODE": "8",
         "SECRET": "v1",
         "CONFIG": "v2",
         "URL": "http://10.0.0.2/$(LATER)",
@@ -112,7 +125,6 @@ def test_variables_come_from_fields_secrets_and_configmaps() -> None:
         {"secretKeyRef": {"name": "other", "key": "k"}},
         {"configMapKeyRef": {"name": "d", "key": "other"}},
         {"fieldRef": {"fieldPath": "status.qosClass"}},
-        {"resourceFieldRef": {"resource": "limits.cpu"}},
     ],
 )
 def test_what_is_missing_keeps_a_container_waiting(source: Json) -> None:

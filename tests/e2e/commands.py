@@ -43,7 +43,8 @@ class Commands:
     async def apply(self, example: str, namespace: str, *patches: Json) -> str:
         """``kubectl apply`` of a folder below examples/, with patches of kustomize over it."""
         folder = self.home / namespace / example
-        shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("README.md", "*-*"))
+        ignored = shutil.ignore_patterns("README.md", "*-*")
+        shutil.copytree(EXAMPLES / example, folder, ignore=ignored, dirs_exist_ok=True)
         files = sorted(path.name for path in folder.glob("*.yaml"))
         (folder / "kustomization.yaml").write_text(json.dumps({"resources": files, "patches": patches}))
         return await self.kubectl("apply", f"--namespace={namespace}", "-k", str(folder))

@@ -16,6 +16,7 @@ from tests.e2e.binaries import PROGRAM
 from tests.e2e.binaries import envoy_gateway as program
 from tests.e2e.commands import Commands
 from tests.e2e.edge import Edge
+from tests.e2e.istio import install as istio
 from tests.e2e.steps import step
 
 L40S: Final = {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "8"}
@@ -26,8 +27,8 @@ ROOM: Final = {"nvidia.com/gpu": "32"}
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A node of each kind of GPU that examples name, and the image of Envoy Gateway."""
-    images = {envoy_gateway.IMAGE: {PROGRAM: str(program())}}
+    """A node of each kind of GPU that examples name, and the images of Envoy Gateway and Istio."""
+    images = {envoy_gateway.IMAGE: {PROGRAM: str(program())}, **istio.images()}
     nodes = [
         replace(node, labels=labels, capacity=ROOM) for node, labels in zip(NODES, (L40S, H100), strict=True)
     ]

@@ -1,5 +1,6 @@
 """The pools of examples/, as they are there but for the model: nothing here reaches a hub."""
 
+import asyncio
 from typing import Any, Final
 
 from tests.charts.generate import CHART
@@ -13,6 +14,11 @@ from tests.e2e.edge import CLUSTER_IP, Edge, attached
 
 Json = dict[str, Any]
 HOST: Final = "llm.example.com"
+PREFIXES: Final = 6
+EACH: Final = 4
+"""Requests with the same beginning, after the first."""
+EVENTS_SECONDS: Final = 1.0
+ENDS: Final = 'kvist_epp_requests_ended_total{source="access-log"}'
 WAIT: Final = ("--wait", "--timeout=180s")
 QUICK: Final = settings(extraArgs=["--discovery-interval=2"])
 OURS: Final[Json] = {
@@ -84,3 +90,33 @@ async def status(pool: Served, more_bytes: int = 0) -> int:
     ):
         await response.read()
         return response.status
+
+
+async def cached(pool: Served) -> float:
+    """The share of prompts that was in a cache, where another prompt had begun the same."""
+
+    async def asked(prefix: int, number: int) -> Json:
+        text = f"Chapter {prefix} is about a forest of {prefix} words. " * 40
+        answer = await pool.ask(f"{text} What is question {number}?")
+        usage: Json = answer["usage"]
+        return usage
+
+    await asyncio.gather(*(asked(prefix, 0) for prefix in range(PREFIXES)))
+    await asyncio.sleep(EVENTS_SECONDS)
+    later = [asked(prefix, number + 1) for number in range(EACH) for prefix in range(PREFIXES)]
+    found = await asyncio.gather(*later)
+    hits = sum(int(usage["prompt_tokens_details"]["cached_tokens"]) for usage in found)
+    return hits / sum(int(usage["prompt_tokens"]) for usage in found)
+
+
+async def rolled(pool: Served) -> None:
+    """Every engine is another one, with the new argument."""
+    before = {pod["metadata"]["uid"] for pod in await pool.engines()}
+    await pool.patch(engine={"maxNumSeqs": 64})
+
+    async def done() -> bool:
+        found = {pod["metadata"]["uid"] for pod in await pool.engines()}
+        return len(found) == len(before) and not found & before
+
+    await pool.room.until(done, f"other engines of {pool.name}", seconds=240)
+    await pool.until_ready(seconds=240)

@@ -18,13 +18,8 @@ from tests.e2e.steps import say, step
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 Json = dict[str, Any]
-PREFIXES: Final = 6
 LARGE_BYTES: Final = 1 << 19
 """Of a body: sixteen times what Envoy Gateway holds where nothing is said."""
-EACH: Final = 4
-"""Requests with the same beginning, after the first."""
-EVENTS_SECONDS: Final = 1.0
-ENDS: Final = 'kvist_epp_requests_ended_total{source="access-log"}'
 DRAIN_SECONDS: Final = 600
 """Of the example's EnvoyProxy."""
 MORE: Final = 20
@@ -67,7 +62,7 @@ async def lives(
     await answered(loads)
     for pool in both:
         with step(f"prompts with the same beginnings to {pool.name}"):
-            found = await cached(pool)
+            found = await pools.cached(pool)
         say("  of their tokens were in the cache of the pod that was picked", f"{found:.0%}")
         assert found > 0.85
     await learned(both[1])
@@ -76,7 +71,7 @@ async def lives(
         await pools.release(commands, system, "--set-json", 'log.level="debug"')
     await answered(loads)
     with step("both pools roll over to other arguments"):
-        await asyncio.gather(*(rolled(pool) for pool in both))
+        await asyncio.gather(*(pools.rolled(pool) for pool in both))
     await answered(loads)
 
 
@@ -88,37 +83,7 @@ async def answered(loads: tuple[Steady, ...]) -> None:
 async def learned(pool: Served) -> None:
     """Envoy Gateway has asked the pickers and reported how requests ended."""
     picks = await pools.counted(pool, PICKS)
-    ends = await pools.counted(pool, ENDS)
+    ends = await pools.counted(pool, pools.ENDS)
     say("  picks for Envoy Gateway, ends that its access log reported", f"{picks}, {ends}")
     assert picks > MORE
     assert ends > MORE
-
-
-async def cached(pool: Served) -> float:
-    """The share of prompts that was in a cache, where another prompt had begun the same."""
-
-    async def asked(prefix: int, number: int) -> Json:
-        text = f"Chapter {prefix} is about a forest of {prefix} words. " * 40
-        answer = await pool.ask(f"{text} What is question {number}?")
-        usage: Json = answer["usage"]
-        return usage
-
-    await asyncio.gather(*(asked(prefix, 0) for prefix in range(PREFIXES)))
-    await asyncio.sleep(EVENTS_SECONDS)
-    later = [asked(prefix, number + 1) for number in range(EACH) for prefix in range(PREFIXES)]
-    found = await asyncio.gather(*later)
-    hits = sum(int(usage["prompt_tokens_details"]["cached_tokens"]) for usage in found)
-    return hits / sum(int(usage["prompt_tokens"]) for usage in found)
-
-
-async def rolled(pool: Served) -> None:
-    """Every engine is another one, with the new argument."""
-    before = {pod["metadata"]["uid"] for pod in await pool.engines()}
-    await pool.patch(engine={"maxNumSeqs": 64})
-
-    async def done() -> bool:
-        found = {pod["metadata"]["uid"] for pod in await pool.engines()}
-        return len(found) == len(before) and not found & before
-
-    await pool.room.until(done, f"other engines of {pool.name}", seconds=240)
-    await pool.until_ready(seconds=240)

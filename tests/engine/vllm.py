@@ -30,10 +30,10 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     START_METHOD: "fork",
 }
-"""No network, no telemetry, loopback only, one thread: two engines share two cores. Their processes are forked:
+"""No network, no telemetry, loopback only, one thread: two engines share two cores. Processes are forked:
 each would import everything again."""
 PLUGIN = Path(__file__).parent / "plugin"
-"""On the PYTHONPATH of every engine: a plugin that lets its processes fork, and wait where they ask in a loop."""
+"""On the PYTHONPATH of every engine: its processes fork, and wait where they would ask in a loop."""
 
 
 class EngineError(RuntimeError):

@@ -360,6 +360,24 @@ def test_a_missing_api_is_a_note_and_no_object(case: str, gone: Api, kinds: set[
     assert gone in note.message
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["installed", "not installed"])
+def test_pools_of_the_extension_have_a_policy_for_tls_where_its_api_is(*, there: bool) -> None:
+    """Istio asks pickers in plaintext without a BackendTLSPolicy; where there is no such API, the pool is
+    attached without it, and nothing is missing."""
+    site = SITE if there else replace(SITE, apis=SITE.apis - {Api.BACKEND_TLS_POLICY})
+    found = rendered("route", site)
+    kinds = {made["kind"] for made in found.objects}
+
+    assert {"InferencePool", "HTTPRoute"} < kinds
+    assert ("BackendTLSPolicy" in kinds) == there
+    assert [note for note in found.notes if note.reason == "ApiMissing"] == []
+    if there:
+        spec = one(found, "BackendTLSPolicy", "twig-epp")["spec"]
+        ports = one(found, "Service", "twig-epp")["spec"]["ports"]
+        assert spec["targetRefs"][0]["sectionName"] in {port["name"] for port in ports}
+        assert spec["validation"]["hostname"] == "twig-epp.forest.svc"
+
+
 def test_the_label_endpoint_is_the_picker_s_own() -> None:
     """Prometheus' operator adds a label of that name for the port, which would rename the metrics' own."""
     monitors = [made for made in rendered("agents").objects if made["kind"] == "PodMonitor"]

@@ -1,6 +1,7 @@
 """``gateway.mode: Route``: objects that attach a pool to an existing Gateway, in one of two flavors. Pure.
 
-InferencePool: the Inference Extension's pool (its ``status`` belongs to gateways) and an HTTPRoute to it.
+InferencePool: the Inference Extension's pool (its ``status`` belongs to gateways) and an HTTPRoute to it;
+where the API is installed, also a BackendTLSPolicy for the picker, since Istio asks it in plaintext without.
 EnvoyGateway: an HTTPRoute to the engines' Service, the picker as an EnvoyExtensionPolicy, its answer as an
 endpoint override (fields: gateway.envoyproxy.io/v1alpha1 of Envoy Gateway 1.9).
 """
@@ -39,7 +40,8 @@ def gateway(pool: Pool, site: Site) -> list[Json]:
         return [_route(names, pool, engines)]
     if pool.gateway.flavor == "InferencePool":
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": names.pool, "weight": 1}
-        return [_inference_pool(names, pool), _route(names, pool, backend)]
+        verified = [_verified(names)] if Api.BACKEND_TLS_POLICY in site.apis else []
+        return [*verified, _inference_pool(names, pool), _route(names, pool, backend)]
     target = [{"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}]
     return [
         _verified(names),

@@ -1,10 +1,14 @@
 """Facts that a pod's containers may read: fields of the pod, data of Secrets and ConfigMaps, variables."""
 
 import base64
+import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from kvist_kube.quantity import parse_quantity
 
 from .errors import WaitingError
 from .follow import Json, Store
@@ -47,6 +51,8 @@ class Facts:
             "metadata.name": meta["name"],
             "metadata.namespace": meta["namespace"],
             "metadata.uid": meta["uid"],
+            "metadata.labels": _lines(meta.get("labels", {})),
+            "metadata.annotations": _lines(meta.get("annotations", {})),
             "spec.nodeName": self.node,
             "spec.serviceAccountName": spec.get("serviceAccountName", "default"),
             "status.podIP": self.address,
@@ -85,22 +91,38 @@ def environment(container: Json, facts: Facts, image: Mapping[str, str]) -> dict
                 data = facts.data(kind, source[key]["name"], optional=source[key].get("optional", False))
                 found |= {name: value.decode() for name, value in data.items()}
     for variable in container.get("env", []):
-        value = _value(variable, facts, found)
+        value = _value(variable, facts, found, container)
         if value is not None:
             found[variable["name"]] = value
     return found
 
 
-def _value(variable: Json, facts: Facts, before: Mapping[str, str]) -> str | None:
+def _lines(values: Mapping[str, str]) -> str:
+    """Labels or annotations as files of the downward API have them."""
+    return "\n".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+
+
+def _value(variable: Json, facts: Facts, before: Mapping[str, str], container: Json) -> str | None:
     source = variable.get("valueFrom")
     if not source:
         return expanded(variable.get("value", ""), before)
     if "fieldRef" in source:
         return facts.field(source["fieldRef"]["fieldPath"])
+    if "resourceFieldRef" in source:
+        return _resource(source["resourceFieldRef"], container)
     for key, kind in (("configMapKeyRef", "configmaps"), ("secretKeyRef", "secrets")):
         if key in source:
             return _keyed(kind, source[key], facts)
     raise WaitingError(CONFIG_ERROR, f"{variable['name']}: unsupported source {', '.join(source)}")
+
+
+def _resource(reference: Json, container: Json) -> str:
+    """A limit or request in units of the divisor, rounded up; where there is none, that of a node."""
+    section, _, name = reference["resource"].partition(".")
+    found = container.get("resources", {}).get(section, {}).get(name, {"cpu": "2", "memory": "8Gi"}[name])
+    divisor = str(reference.get("divisor", "1"))
+    units = parse_quantity(str(found)) / parse_quantity("1" if divisor == "0" else divisor)
+    return str(math.ceil(units))
 
 
 def _keyed(kind: str, reference: Json, facts: Facts) -> str | None:

@@ -87,8 +87,9 @@ def repository(reference: str) -> str:
 
 
 def _of_files(files: Mapping[str, str]) -> Image:
-    """The first is what is run."""
-    return Image({name: f"exec {file}" for name, file in files.items()}, entry=list(files)[:1])
+    """The first is what is run, and not as root where a pod names no user."""
+    programs = {name: f"exec {file}" for name, file in files.items()}
+    return Image(programs, user=65532, entry=list(files)[:1])
 
 
 class Images:

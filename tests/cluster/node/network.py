@@ -6,7 +6,8 @@ Everything is made inside the box's own namespaces (see ``box``), so nothing of 
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -27,15 +28,20 @@ _NUMBERS: Final = itertools.count(1)
 async def ip(*commands: str, namespace: str = "") -> None:
     """Some ``ip`` commands in one process. Raises OSError with what it said."""
     inside = ("-n", namespace) if namespace else ()
+    await _run("ip", *inside, "-batch", "-", text="\n".join(commands))
+
+
+async def _run(*words: str, text: str) -> None:
+    """A command that reads this text. Raises OSError with what it said."""
     process = await asyncio.create_subprocess_exec(
-        *("ip", *inside, "-batch", "-"),
+        *words,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await process.communicate("\n".join(commands).encode())
+    said, _ = await process.communicate(text.encode())
     if process.returncode:
-        raise OSError(f"ip: {'; '.join(commands)}: {said.decode().strip()}")
+        raise OSError(f"{shlex.join(words)}: {text}: {said.decode().strip()}")
 
 
 async def own_network(addresses: Sequence[str]) -> None:
@@ -81,8 +87,8 @@ class PodNetwork:
         """Of the namespace, below /run/netns."""
         self._outside = f"veth{number}"
 
-    async def up(self) -> None:
-        """Make it. Raises OSError."""
+    async def up(self, sysctls: Iterable[Mapping[str, str]] = ()) -> None:
+        """Make it, with the ``net.`` settings of the pod's security context. Raises OSError."""
         await ip(
             f"netns add {self.name}",
             f"link add {self._outside} type veth peer name eth0 netns {self.name}",
@@ -97,6 +103,9 @@ class PodNetwork:
             f"route add default via {ROUTER}",
             namespace=self.name,
         )
+        for one in sysctls:
+            file = "/proc/sys/" + one["name"].replace(".", "/")
+            await _run("nsenter", f"--net=/run/netns/{self.name}", "tee", file, text=one["value"])
 
     async def down(self) -> None:
         """Take it away; connections through it end."""

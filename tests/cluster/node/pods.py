@@ -195,7 +195,8 @@ class Pod:
 
     async def _set_up(self) -> bool:
         """Network and volumes; False when the pod ends first."""
-        await self.network.up()
+        context = self.facts.pod["spec"].get("securityContext", {})
+        await self.network.up(context.get("sysctls", ()))
         self.facts.address = self._condition.address = self.network.address
         etc = self.folder / "etc"
         etc.mkdir(parents=True)

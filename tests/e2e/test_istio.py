@@ -1,0 +1,91 @@
+"""A pool of the Gateway API Inference Extension behind a real Istio."""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+import pytest_asyncio
+from tests.cluster.certified import PICKS
+from tests.cluster.client import Client
+from tests.cluster.cluster import Cluster
+from tests.cluster.pooled import Served, condition
+from tests.cluster.space import Space
+from tests.e2e import pools
+from tests.e2e.commands import Commands, patch
+from tests.e2e.istio import install as istio
+from tests.e2e.istio.install import Istio
+from tests.e2e.steps import say, step
+from tests.e2e.test_journey import LARGE_BYTES, MORE
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+EXAMPLE: Final = "04-httproute"
+IN_CLUSTER: Final = {"networking.istio.io/service-type": "ClusterIP"}
+"""For a Gateway: nothing here gives addresses to a Service of type LoadBalancer."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pool(cluster: Cluster, admin: Client, commands: Commands, system: Space) -> AsyncIterator[Served]:
+    """The pool of 04-httproute at a Gateway of Istio."""
+    async with cluster.space(admin, istio.NAMESPACE) as home, cluster.space(admin) as room:
+        with step("helm install of Istio"):
+            mesh = await istio.install(commands, admin, home, room.name)
+        try:
+            await pools.release(commands, system)
+            with step(f"kubectl apply of {EXAMPLE}, until Istio answers"):
+                made = await attached(commands, system, room, mesh)
+            yield made
+        finally:
+            await pools.end(commands, system)
+            await istio.uninstall(mesh)
+
+
+async def attached(commands: Commands, system: Space, room: Space, mesh: Istio) -> Served:
+    """The example's pool, which answers by the example's Gateway."""
+    patches = (
+        patch("InferencePool", **pools.OURS),
+        patch("Gateway", metadata__annotations=IN_CLUSTER),
+    )
+    await commands.apply(EXAMPLE, room.name, *patches)
+    made = Served(commands.cluster, room, system, "routed", host=pools.HOST)
+    await made.until_ready()
+    made.gateway = await mesh.address(room)
+    await room.until(lambda: pools.answers(made), "an answer by Istio")
+    return made
+
+
+async def test_prefixes_are_cached_where_istio_sends_them(pool: Served) -> None:
+    """The pickers are asked over TLS without a DestinationRule; prompts with the same beginning find it in
+    the cache, and a large body passes."""
+    assert condition(await pool.get(), "GatewayAttached")["reason"] == "RouteAccepted"
+    found = await pools.cached(pool)
+    say("  of their tokens were in the cache of the pod that was picked", f"{found:.0%}")
+    assert found > 0.85
+    assert await pools.counted(pool, PICKS) >= pools.PREFIXES * (1 + pools.EACH)
+    assert await pools.status(pool, LARGE_BYTES) == 200
+
+
+async def test_no_request_fails_while_pods_are_replaced(commands: Commands, pool: Served) -> None:
+    """No request fails while the engines roll over to other arguments, and then the pickers."""
+    async with pool.load() as load:
+        await load.until(MORE)
+        with step("the engines roll over"):
+            await pools.rolled(pool)
+        await load.until(MORE)
+        with step("the pickers roll over"):
+            where = ("rollout", "--namespace", pool.room.name)
+            await commands.kubectl(*where, "restart", "deployment/routed-epp")
+            await commands.kubectl(*where, "status", "deployment/routed-epp", "--timeout=90s")
+        await load.until(MORE)
+    say("  answers meanwhile", str(len(load.answers)))
+    assert load.failures == []
+
+
+async def test_a_telemetry_resource_reports_the_ends(commands: Commands, pool: Served) -> None:
+    """With the example's provider and Telemetry, the pickers learn from Istio's access log when requests
+    end."""
+    assert await pools.counted(pool, pools.ENDS) == 0
+    await commands.apply(f"{EXAMPLE}/istio", pool.room.name)
+    async with pool.load() as load:
+        while await pools.counted(pool, pools.ENDS) < MORE:
+            await load.until(MORE)
+    assert load.failures == []
