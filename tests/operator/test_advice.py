@@ -147,19 +147,21 @@ FIGURES = st.builds(
     waiting=st.floats(0, 1e4),
     kv_usage=RATES,
     kv_tokens=st.none() | st.integers(0, 10**8),
+    picked=st.none() | st.integers(0, 3),
+    tls_refusals=st.integers(0, 20),
 )
 
 
 @given(FIGURES)
 def test_any_figures_give_bounded_advice_that_stands(figures: Figures) -> None:
-    """Any figures give lines within the API's bounds, each with a field; the same figures give the same
-    lines."""
+    """Any figures give lines within the API's bounds, each with a field or a guide; the same figures give the
+    same lines."""
     found = advice(POOL, PLAN, figures)
 
-    assert len(found) <= 4
+    assert len(found) <= 5
     for line in found:
         assert len(line) <= 1024
-        assert "spec." in line or "reported is what there is" in line
+        assert "spec." in line or "docs/guides/" in line
     assert advice(POOL, PLAN, figures, found) == found
 
 
@@ -182,6 +184,36 @@ def test_a_wobble_writes_nothing(factors: list[float]) -> None:
 
     assert len(first) == 4
     assert before == first
+
+
+@pytest.mark.parametrize(
+    ("gateway", "part"),
+    [
+        ({"mode": "Envoy"}, "the Service minimal-envoy"),
+        ({"mode": "None"}, "docs/guides/attach-envoy.md, or set spec.picker.mode to Off"),
+        (
+            {"mode": "Route", "flavor": "InferencePool", "parentRefs": [{"name": "edge"}]},
+            "docs/guides/attach-gateway.md",
+        ),
+    ],
+)
+def test_pickers_that_nobody_asks_are_advice(gateway: dict[str, Any], part: str) -> None:
+    """Engines that answer while nothing is picked are advice with a remedy for each kind of gateway; with a
+    single pick, few requests, or picks unknown there is none."""
+    found = resource("minimal")
+    found["metadata"]["name"], found["spec"]["gateway"] = "minimal", gateway
+    asked = read_pool(found)
+
+    def lines(**figures: Any) -> tuple[str, ...]:
+        return advice(asked, PLAN, replace(WELL, **figures))
+
+    [line] = lines(picked=0)
+    assert line.startswith("Pickers: engines answered 1000 requests, and the pickers were asked about none")
+    assert part in line
+    assert lines(picked=1) == lines(picked=None) == lines(picked=0, requests=10) == ()
+    [line] = lines(picked=0, requests=0, tls_refusals=7)
+    assert line.startswith("Pickers: no request was picked, and 7 connections to the pickers failed")
+    assert lines(picked=3, tls_refusals=7) == lines(picked=0, requests=0, tls_refusals=2) == ()
 
 
 ROLES = resource("roles")

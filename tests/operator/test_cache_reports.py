@@ -49,6 +49,22 @@ def test_saved_tokens_add_up_and_blocks_do_not() -> None:
         assert of(*order) == found
 
 
+def test_picks_add_up_and_are_known_only_from_all_pickers() -> None:
+    """Picks and refused handshakes are sums; picks are unknown while a picker is silent, is older than the
+    field, or has counted for less than two minutes."""
+
+    def gateway(seconds: float, picked: int, refused: int = 0) -> bytes:
+        return page(row("p"), gateway={"seconds": seconds, "picked": picked, "tls_refusals": refused})
+
+    pages = [gateway(600.0, 5, 2), gateway(130.0, 7, 1)]
+    seen = figures(of(*pages))
+    assert (seen.picked, seen.tls_refusals) == (12, 3)
+    assert figures(of(*pages, gateway(20.0, 0))).picked is None
+    assert figures(of(*pages, page(row("p")))).picked is None
+    assert figures(merge_reports(map(parse_report, pages), silent=1)).picked is None
+    assert figures(of()).picked is None
+
+
 @given(st.lists(st.lists(worths, min_size=4, max_size=4), min_size=1, max_size=4))
 def test_costs_keep_the_order_of_saved_tokens(replicas: list[list[int]]) -> None:
     """Costs fit an int32 and keep their order; every given pod has one."""
@@ -115,6 +131,8 @@ BAD = {
     "number": page(row("p", kv_usage=float("nan"))),
     "size": page(row("p", kv_tokens="many")),
     "counted": page({**row("p"), "counted": {"seconds": 1}}),
+    "gateway": page(gateway=7),
+    "picked": page(gateway={"seconds": 1.0, "picked": 0.5, "tls_refusals": 0}),
 }
 
 

@@ -8,18 +8,53 @@ and figures of engines are the same everywhere.
 import asyncio
 from collections.abc import Generator, Mapping
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.endpoints.kubernetes.pod_endpoints import TERMINATING
 from kvist_epp.prefix_stats.cache_value import EndpointCacheValue
-from kvist_epp.prefix_stats.window import WINDOW_SECONDS
+from kvist_epp.prefix_stats.window import WINDOW_SECONDS, Window
+from kvist_epp.telemetry.metrics import PickerMetrics
 
 VERSION: Final = 1
 CPU_SHARE: Final = 0.02
 """Share of a core that the page may use, however often it is requested."""
+
+
+class GatewayCounts(NamedTuple):
+    """What gateways have asked for, at one moment."""
+
+    at: float
+    picked: int
+    """Requests for which an endpoint was picked, since the start."""
+    tls_refusals: int
+    """TLS handshakes of the gRPC port that failed, since the start."""
+
+
+class RecentGatewayCounts:
+    """Increases of ``GatewayCounts`` over the last ten minutes, from one call of ``document`` to another."""
+
+    def __init__(self, now: float) -> None:
+        self._window = Window(list[GatewayCounts])
+        """In each slot, the first counts of it."""
+        self._window.current(now).append(GatewayCounts(now, 0, 0))
+
+    def document(self, metrics: PickerMetrics, now: float) -> dict[str, float]:
+        """Return the increases, and the seconds that they cover: none if nobody asked in ten minutes."""
+        port = metrics.ports.get("grpc")
+        refusals = 0 if port is None else sum(port.handshake_failures.counts.values())
+        counts = GatewayCounts(now, metrics.requests["picked"], refusals)
+        slot = self._window.current(now)
+        if not slot:
+            slot.append(counts)
+        first = self._window.live(now)[0][0]
+        return {
+            "seconds": round(now - first.at, 1),
+            "picked": counts.picked - first.picked,
+            "tls_refusals": counts.tls_refusals - first.tls_refusals,
+        }
 
 
 class FleetPage:
@@ -29,6 +64,7 @@ class FleetPage:
     def __init__(self, registry: EndpointRegistry) -> None:
         self._registry = registry
         self._started_at = registry.clock()
+        self._gateway = RecentGatewayCounts(self._started_at)
         self._running: asyncio.Task[dict[str, Any]] | None = None
         self._last: dict[str, Any] = {}
         self._computed_at = 0.0
@@ -56,7 +92,8 @@ class FleetPage:
             steps = director.cache_value.compute(director.index, publishers, now)
             values, seconds = await run_in_slices(steps)
             steps_of_page = _document(self._registry, values, now - self._started_at, now)
-            self._last, more_seconds = await run_in_slices(steps_of_page)
+            page, more_seconds = await run_in_slices(steps_of_page)
+            self._last = {**page, "gateway": self._gateway.document(director.metrics, now)}
             self._computed_at = began
             self._next_at = began + (seconds + more_seconds) / CPU_SHARE
             return self._last

@@ -19,6 +19,8 @@ VERSION: Final = 1
 MOST_COST: Final = (1 << 31) - 1
 """The annotation is an int32; the pod with the lowest cost is deleted first (Kubernetes: pod deletion
 cost)."""
+ASKED_SECONDS: Final = 120.0
+"""Least time after which a gateway without a pick is taken for one that does not ask."""
 
 T = TypeVar("T")
 
@@ -49,12 +51,26 @@ class EngineReport:
     cached_tokens: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """What gateways asked one picker, or all of them, in the last ten minutes."""
+
+    seconds: float
+    """Time that the counts cover."""
+    picked: int
+    """Requests for which an endpoint was picked."""
+    tls_refusals: int
+    """TLS handshakes that failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
     """The answer of one picker."""
 
     replica: str
     engines: tuple[EngineReport, ...]
+    gateway: GatewayReport | None = None
+    """None in reports of older pickers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,8 @@ class MergedReport:
     engines: Mapping[str, EngineReport] = field(default_factory=dict)
     pickers: int = 0
     """Number of pickers that answered."""
+    gateway: GatewayReport | None = None
+    """Sums over all pickers; None while any of them has not reported it."""
 
 
 def parse_report(body: bytes) -> CacheReport:
@@ -81,7 +99,16 @@ def read_report(page: Any) -> CacheReport:
     if version != VERSION:
         raise FleetError(f"the answer has version {version}; this operator supports version {VERSION}")
     engines = tuple(_engine(each) for each in _typed(page, "endpoints", list))
-    return CacheReport(replica=_typed(page, "replica", str), engines=engines)
+    gateway = _gateway(page["gateway"]) if page.get("gateway") is not None else None
+    return CacheReport(replica=_typed(page, "replica", str), engines=engines, gateway=gateway)
+
+
+def _gateway(raw: Any) -> GatewayReport:
+    return GatewayReport(
+        seconds=_number(raw, "seconds"),
+        picked=_count(raw, "picked"),
+        tls_refusals=_count(raw, "tls_refusals"),
+    )
 
 
 def _engine(raw: Any) -> EngineReport:
@@ -126,14 +153,27 @@ def _count(raw: Any, name: str) -> int:
     return int(value)
 
 
-def merge_reports(reports: Iterable[CacheReport]) -> MergedReport:
-    """Merge answers, in any order."""
+def merge_reports(reports: Iterable[CacheReport], silent: int = 0) -> MergedReport:
+    """Merge answers, in any order; ``silent`` pickers gave none."""
     found = list(reports)
     by_endpoint: dict[str, list[EngineReport]] = {}
     for each in found:
         for engine in each.engines:
             by_endpoint.setdefault(engine.endpoint, []).append(engine)
-    return MergedReport({at: _joined(seen) for at, seen in sorted(by_endpoint.items())}, len(found))
+    engines = {at: _joined(seen) for at, seen in sorted(by_endpoint.items())}
+    return MergedReport(engines, len(found), None if silent else _all_gateways(found))
+
+
+def _all_gateways(found: Iterable[CacheReport]) -> GatewayReport | None:
+    known = [each.gateway for each in found]
+    reports = [each for each in known if each is not None]
+    if not reports or len(reports) < len(known):
+        return None
+    return GatewayReport(
+        seconds=min(each.seconds for each in reports),
+        picked=sum(each.picked for each in reports),
+        tls_refusals=sum(each.tls_refusals for each in reports),
+    )
 
 
 def _joined(seen: Iterable[EngineReport]) -> EngineReport:
@@ -191,7 +231,7 @@ def figures(found: MergedReport, *, prefill: bool = False) -> Figures:
         for engine in found.engines.values()
         if engine.ready and (engine.role == Role.PREFILL) == prefill
     ]
-    engines = max(1, len(ready))
+    engines, gateway = max(1, len(ready)), found.gateway or GatewayReport(0.0, 0, 0)
     return Figures(
         requests=sum(engine.requests for engine in ready),
         preemptions=sum(engine.preemptions for engine in ready),
@@ -201,4 +241,6 @@ def figures(found: MergedReport, *, prefill: bool = False) -> Figures:
         waiting=sum(engine.waiting for engine in ready) / engines,
         kv_usage=sum(engine.kv_usage for engine in ready) / engines,
         kv_tokens=kv_tokens(found),
+        picked=gateway.picked if gateway.seconds >= ASKED_SECONDS else None,
+        tls_refusals=gateway.tls_refusals,
     )

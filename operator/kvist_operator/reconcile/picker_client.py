@@ -120,7 +120,7 @@ class PickerClient:
         reports, problems = await ask_all(self._session, urls)
         for name, problem in problems.items():
             logger.info("%s: picker %s did not report its engines' caches: %s", key, name, problem)
-        return merge_reports(reports)
+        return merge_reports(reports, len(problems))
 
     def kv_tokens(self, key: PoolKey) -> int | None:
         """Return the size of a replica's KV cache in tokens, as engines report it; None when not known."""

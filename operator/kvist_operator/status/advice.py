@@ -35,6 +35,11 @@ cache did overflow, whatever the last scrape shows."""
 MOST_SHARE: Final = 97
 NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 GUIDE: Final = "docs/guides/troubleshooting.md"
+GATEWAY_GUIDE: Final = "docs/guides/attach-gateway.md"
+ENVOY_GUIDE: Final = "docs/guides/attach-envoy.md"
+TLS_GUIDE: Final = "docs/guides/tls.md"
+REFUSED: Final = 5
+"""Failed TLS handshakes below which they may be those of a person who tries something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,10 @@ class Figures:
     """Share of the cache that running requests hold, 0 to 1, the mean over engines."""
     kv_tokens: int | None = None
     """Tokens of a replica's cache: the least that an engine reports; None if no engine reports it."""
+    picked: int | None = None
+    """Requests for which the pickers picked an endpoint; None if not all of them reported two minutes."""
+    tls_refusals: int = 0
+    """Connections to the pickers whose TLS handshake failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +217,28 @@ def _ratio(case: _Case) -> str:
     return ""
 
 
-RULES: Final[Sequence[Callable[[_Case], str]]] = (_preempted, _off, _ratio, _waiting, _missed)
-HEADS: Final = frozenset(("Preemptions", "Cache", "Ratio", "Queue", "Hit rate"))
+def _unasked(case: _Case) -> str:
+    """Return that the gateway does not get through to the pickers, or does not try."""
+    seen, gateway = case.seen, case.pool.gateway
+    if seen.picked != 0:
+        return ""
+    if seen.tls_refusals >= REFUSED:
+        failed = f"{_counted(seen.tls_refusals)} connections to the pickers failed in their TLS handshake"
+        log = f"The pickers' log names the reason, and {TLS_GUIDE} what a gateway needs."
+        return f"Pickers: no request was picked, and {failed}. {log}"
+    if seen.requests < ENOUGH:
+        return ""
+    answered = f"engines answered {_counted(seen.requests)} requests"
+    asked = f"Pickers: {answered}, and the pickers were asked about none"
+    if gateway.mode == "Envoy":
+        return f"{asked}: clients use another address than the Service {case.pool.name}-envoy."
+    if gateway.mode == "Route":
+        return f"{asked}: see in {GATEWAY_GUIDE} what your gateway needs, and whether clients use it."
+    return f"{asked}: connect them by {ENVOY_GUIDE}, or set spec.picker.mode to Off."
+
+
+RULES: Final[Sequence[Callable[[_Case], str]]] = (_unasked, _preempted, _off, _ratio, _waiting, _missed)
+HEADS: Final = frozenset(("Pickers", "Preemptions", "Cache", "Ratio", "Queue", "Hit rate"))
 """Texts before the colon of each rule's sentences."""
 
 

@@ -16,6 +16,7 @@ from kvist_epp.admin.slices import run_in_slices
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
+from kvist_epp.http2.limits import PortStats
 from kvist_epp.settings.settings import Settings
 from kvist_kube.object_cache import WatchStatus
 
@@ -80,6 +81,32 @@ async def test_the_guide_shows_the_page_as_it_is(registry: EndpointRegistry) -> 
     assert shown["prompts"].keys() == page["prompts"].keys()
     assert shown["endpoints"][0].keys() == page["endpoints"][0].keys()
     assert shown["endpoints"][0]["counted"].keys() == page["endpoints"][0]["counted"].keys()
+
+
+async def test_the_page_counts_what_gateways_asked_in_ten_minutes(
+    parts: Parts, registry: EndpointRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Picks and failed handshakes are those of the last ten minutes; a page that nobody asked for meanwhile
+    begins again."""
+    monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e9)
+    page, port = FleetPage(registry), PortStats(limit=1 << 20)
+    parts.director.metrics.ports["grpc"] = port
+
+    async def after(seconds: float) -> dict[str, Any]:
+        parts.clock.now += seconds
+        return dict((await page.document())["gateway"])
+
+    assert await after(0) == {"seconds": 0.0, "picked": 0, "tls_refusals": 0}
+    parts.decide(ask(chat(LONG)))
+    port.handshake_failures.add("http request", "10.0.0.9", 0.0)
+    assert await after(100) == {"seconds": 100.0, "picked": 1, "tls_refusals": 1}
+    for _ in range(4):
+        seen = await after(100)
+    assert (seen["picked"], seen["tls_refusals"]) == (1, 1)
+    for _ in range(4):
+        seen = await after(100)
+    assert (seen["picked"], seen["tls_refusals"], 500 <= seen["seconds"] <= 600) == (0, 0, True)
+    assert await after(5000) == {"seconds": 0.0, "picked": 0, "tls_refusals": 0}
 
 
 async def test_asking_again_at_once_costs_nothing(
