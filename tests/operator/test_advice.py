@@ -197,7 +197,7 @@ def test_a_wobble_writes_nothing(factors: list[float]) -> None:
         ),
     ],
 )
-def test_pickers_that_nobody_asks_are_advice(gateway: dict[str, Any], part: str) -> None:
+def test_pickers_that_no_gateway_asks_are_advice(gateway: dict[str, Any], part: str) -> None:
     """Engines that answer while nothing is picked are advice with a remedy for each kind of gateway; with a
     single pick, few requests, or picks unknown there is none."""
     found = resource("minimal")

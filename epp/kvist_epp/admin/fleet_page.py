@@ -24,7 +24,7 @@ CPU_SHARE: Final = 0.02
 
 
 class GatewayCounts(NamedTuple):
-    """What gateways have asked for, at one moment."""
+    """Counts of what gateways have asked, at one moment."""
 
     at: float
     picked: int
@@ -42,7 +42,7 @@ class RecentGatewayCounts:
         self._window.current(now).append(GatewayCounts(now, 0, 0))
 
     def document(self, metrics: PickerMetrics, now: float) -> dict[str, float]:
-        """Return the increases, and the seconds that they cover: none if nobody asked in ten minutes."""
+        """Return the increases, and the seconds that they cover: none if the page was not requested for ten minutes."""
         port = metrics.ports.get("grpc")
         refusals = 0 if port is None else sum(port.handshake_failures.counts.values())
         counts = GatewayCounts(now, metrics.requests["picked"], refusals)

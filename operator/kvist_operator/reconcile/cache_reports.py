@@ -53,7 +53,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """What gateways asked one picker, or all of them, in the last ten minutes."""
+    """Counts of one picker, or of all, of what gateways asked in the last ten minutes."""
 
     seconds: float
     """Time that the counts cover."""

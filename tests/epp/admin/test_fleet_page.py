@@ -86,8 +86,8 @@ async def test_the_guide_shows_the_page_as_it_is(registry: EndpointRegistry) -> 
 async def test_the_page_counts_what_gateways_asked_in_ten_minutes(
     parts: Parts, registry: EndpointRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Picks and failed handshakes are those of the last ten minutes; a page that nobody asked for meanwhile
-    begins again."""
+    """Picks and failed handshakes are those of the last ten minutes; a page that was not requested
+    meanwhile begins again."""
     monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e9)
     page, port = FleetPage(registry), PortStats(limit=1 << 20)
     parts.director.metrics.ports["grpc"] = port
