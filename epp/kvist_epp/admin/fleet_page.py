@@ -42,7 +42,7 @@ class RecentGatewayCounts:
         self._window.current(now).append(GatewayCounts(now, 0, 0))
 
     def document(self, metrics: PickerMetrics, now: float) -> dict[str, float]:
-        """Return the increases, and the seconds that they cover: none if the page was not requested for ten minutes."""
+        """Return the increases and the seconds that they cover: none after ten minutes without a request."""
         port = metrics.ports.get("grpc")
         refusals = 0 if port is None else sum(port.handshake_failures.counts.values())
         counts = GatewayCounts(now, metrics.requests["picked"], refusals)
