@@ -47,7 +47,9 @@ VERSIONS: Final = {
     "HorizontalPodAutoscaler": "autoscaling/v2",
     "EndpointSlice": "discovery.k8s.io/v1",
     "Lease": "coordination.k8s.io/v1",
-    **dict.fromkeys(("Gateway", "GatewayClass", "HTTPRoute"), "gateway.networking.k8s.io/v1"),
+    **dict.fromkeys(
+        ("Gateway", "GatewayClass", "HTTPRoute", "BackendTLSPolicy"), "gateway.networking.k8s.io/v1"
+    ),
     **dict.fromkeys(("BackendTrafficPolicy", "EnvoyExtensionPolicy"), "gateway.envoyproxy.io/v1alpha1"),
 }
 """Of kinds that are not of the core API."""

@@ -12,6 +12,7 @@ from tests.cluster.pooled import Served, condition
 from tests.cluster.space import Space
 from tests.e2e import pools
 from tests.e2e.commands import Commands, patch
+from tests.e2e.edge import accepted
 from tests.e2e.istio import install as istio
 from tests.e2e.istio.install import Istio
 from tests.e2e.steps import say, step
@@ -57,6 +58,7 @@ async def test_prefixes_are_cached_where_istio_sends_them(pool: Served) -> None:
     """The pickers are asked over TLS without a DestinationRule; prompts with the same beginning find it in
     the cache, and a large body passes."""
     assert condition(await pool.get(), "GatewayAttached")["reason"] == "RouteAccepted"
+    assert accepted(await pool.room.get("BackendTLSPolicy", "routed-epp"), "ancestors")
     found = await pools.cached(pool)
     say("  of their tokens were in the cache of the pod that was picked", f"{found:.0%}")
     assert found > 0.85

@@ -136,6 +136,20 @@ def test_a_queue_has_a_cause(figures: dict[str, float], part: str | None) -> Non
         assert part in found[0]
 
 
+GATEWAYS: dict[str, dict[str, Any]] = {
+    "Envoy": {"mode": "Envoy"},
+    "None": {"mode": "None"},
+    "Route": {"mode": "Route", "flavor": "InferencePool", "parentRefs": [{"name": "edge"}]},
+}
+
+
+def behind(name: str) -> Pool:
+    """Return the pool behind one of these gateways."""
+    found = resource("minimal")
+    found["metadata"]["name"], found["spec"]["gateway"] = "minimal", GATEWAYS[name]
+    return read_pool(found)
+
+
 RATES = st.floats(0, 1)
 FIGURES = st.builds(
     Figures,
@@ -153,16 +167,18 @@ FIGURES = st.builds(
 
 
 @given(FIGURES)
-def test_any_figures_give_bounded_advice_that_stands(figures: Figures) -> None:
-    """Any figures give lines within the API's bounds, each with a field or a guide; the same figures give the
-    same lines."""
-    found = advice(POOL, PLAN, figures)
+@pytest.mark.parametrize("gateway", GATEWAYS)
+def test_any_figures_give_bounded_advice_that_stands(gateway: str, figures: Figures) -> None:
+    """Any figures give lines within the API's bounds, each with a field, a guide or a Service; the same
+    figures give the same lines."""
+    asked = behind(gateway)
+    found = advice(asked, PLAN, figures)
 
     assert len(found) <= 5
     for line in found:
         assert len(line) <= 1024
-        assert "spec." in line or "docs/guides/" in line
-    assert advice(POOL, PLAN, figures, found) == found
+        assert "spec." in line or "docs/guides/" in line or "the Service minimal-envoy" in line
+    assert advice(asked, PLAN, figures, found) == found
 
 
 @given(st.lists(st.floats(0.8, 1.25), min_size=2, max_size=20))
@@ -176,44 +192,52 @@ def test_a_wobble_writes_nothing(factors: list[float]) -> None:
         waiting=2,
         cached_tokens=1.5e6,
         kv_tokens=PLANNED // 2,
+        picked=0,
+        tls_refusals=30,
     )
     first = before = advice(POOL, PLAN, base)
     for factor in factors:
-        moved = replace(base, preemptions=15 * factor, running=100 * factor, waiting=2 * factor)
+        refusals = round(30 * factor)
+        moved = replace(
+            base, preemptions=15 * factor, running=100 * factor, waiting=2 * factor, tls_refusals=refusals
+        )
         before = advice(POOL, PLAN, moved, before)
 
-    assert len(first) == 4
+    assert len(first) == 5
     assert before == first
 
 
 @pytest.mark.parametrize(
     ("gateway", "part"),
     [
-        ({"mode": "Envoy"}, "the Service minimal-envoy"),
-        ({"mode": "None"}, "docs/guides/attach-envoy.md, or set spec.picker.mode to Off"),
+        ("Envoy", "the Service minimal-envoy"),
         (
-            {"mode": "Route", "flavor": "InferencePool", "parentRefs": [{"name": "edge"}]},
-            "docs/guides/attach-gateway.md",
+            "None",
+            "docs/guides/attach-envoy.md or docs/guides/attach-gateway.md, or set spec.picker.mode to Off",
         ),
+        ("Route", "see in docs/guides/attach-gateway.md"),
     ],
 )
-def test_pickers_that_no_gateway_asks_are_advice(gateway: dict[str, Any], part: str) -> None:
+def test_pickers_that_no_gateway_asks_are_advice(gateway: str, part: str) -> None:
     """Engines that answer while nothing is picked are advice with a remedy for each kind of gateway; with a
-    single pick, few requests, or picks unknown there is none."""
-    found = resource("minimal")
-    found["metadata"]["name"], found["spec"]["gateway"] = "minimal", gateway
-    asked = read_pool(found)
+    single pick or few requests there is none, and while picks are unknown it stays as it is."""
+    asked = behind(gateway)
 
-    def lines(**figures: Any) -> tuple[str, ...]:
-        return advice(asked, PLAN, replace(WELL, **figures))
+    def lines(*before: str, **figures: Any) -> tuple[str, ...]:
+        return advice(asked, PLAN, replace(WELL, **figures), before)
 
     [line] = lines(picked=0)
-    assert line.startswith("Pickers: engines answered 1000 requests, and the pickers were asked about none")
+    assert line.startswith("Pickers: engines answered 1000 requests, and the pickers picked for none")
     assert part in line
-    assert lines(picked=1) == lines(picked=None) == lines(picked=0, requests=10) == ()
-    [line] = lines(picked=0, requests=0, tls_refusals=7)
-    assert line.startswith("Pickers: no request was picked, and 7 connections to the pickers failed")
-    assert lines(picked=3, tls_refusals=7) == lines(picked=0, requests=0, tls_refusals=2) == ()
+    assert lines(picked=1) == lines(picked=None) == lines(picked=0, requests=40) == ()
+    assert lines(line, picked=None) == (line,)
+    assert lines(line, picked=0, requests=40)
+    assert lines(line, picked=1) == ()
+    [line] = lines(picked=0, requests=0, tls_refusals=27)
+    assert line.startswith("Pickers: no request was picked, and 27 connections to the pickers failed")
+    assert lines(picked=3, tls_refusals=27) == lines(picked=0, requests=0, tls_refusals=15) == ()
+    assert lines(line, picked=0, requests=0, tls_refusals=15) == (line,)
+    assert lines(line, picked=0, requests=0, tls_refusals=9) == ()
 
 
 ROLES = resource("roles")

@@ -51,15 +51,18 @@ def test_saved_tokens_add_up_and_blocks_do_not() -> None:
 
 def test_picks_add_up_and_are_known_only_from_all_pickers() -> None:
     """Picks and refused handshakes are sums; picks are unknown while a picker is silent, is older than the
-    field, or has counted for less than two minutes."""
+    field, or has counted for less than two minutes or than the engines' counters reach back."""
 
-    def gateway(seconds: float, picked: int, refused: int = 0) -> bytes:
-        return page(row("p"), gateway={"seconds": seconds, "picked": picked, "tls_refusals": refused})
+    def gateway(seconds: float, picked: int, refused: int = 0, counted: float = 130.0) -> bytes:
+        engine = row("p", counted={"seconds": counted})
+        return page(engine, gateway={"seconds": seconds, "picked": picked, "tls_refusals": refused})
 
     pages = [gateway(600.0, 5, 2), gateway(130.0, 7, 1)]
     seen = figures(of(*pages))
     assert (seen.picked, seen.tls_refusals) == (12, 3)
-    assert figures(of(*pages, gateway(20.0, 0))).picked is None
+    assert figures(of(*pages, gateway(20.0, 0, counted=10.0))).picked is None
+    assert figures(of(*pages, gateway(600.0, 0, counted=590.0))).picked is None
+    assert figures(of(gateway(600.0, 0, counted=590.0))).picked == 0
     assert figures(of(*pages, page(row("p")))).picked is None
     assert figures(merge_reports(map(parse_report, pages), silent=1)).picked is None
     assert figures(of()).picked is None

@@ -19,6 +19,7 @@ from kvist_epp.names import POOL_GROUP
 from kvist_epp.settings.settings import Settings
 from kvist_operator.errors import RenderError
 from kvist_operator.manifests import Api, Site
+from kvist_operator.manifests.engine_clients import ISTIO
 from kvist_operator.manifests.pods import quantity
 from kvist_operator.spec import read_pool
 from kvist_operator.spec.fields import bytes_of
@@ -376,6 +377,21 @@ def test_pools_of_the_extension_have_a_policy_for_tls_where_its_api_is(*, there:
         ports = one(found, "Service", "twig-epp")["spec"]["ports"]
         assert spec["targetRefs"][0]["sectionName"] in {port["name"] for port in ports}
         assert spec["validation"]["hostname"] == "twig-epp.forest.svc"
+
+
+def test_istio_without_the_api_for_tls_is_advice() -> None:
+    """A pool whose route Istio's controller has is advised of the missing API, and no other pool."""
+    without = SITE.apis - {Api.BACKEND_TLS_POLICY}
+
+    def reasons(case: str, **site: Any) -> set[str]:
+        return {note.reason for note in rendered(case, replace(SITE, **site)).notes if not note.condition}
+
+    assert "TlsPolicyMissing" in reasons("route", apis=without, gateways=frozenset({ISTIO}))
+    assert "TlsPolicyMissing" not in reasons("route", gateways=frozenset({ISTIO}))
+    assert "TlsPolicyMissing" not in reasons(
+        "route", apis=without, gateways=frozenset({"kgateway.dev/kgateway"})
+    )
+    assert "TlsPolicyMissing" not in reasons("minimal", apis=without, gateways=frozenset({ISTIO}))
 
 
 def test_the_label_endpoint_is_the_picker_s_own() -> None:

@@ -196,6 +196,36 @@ async def test_advice_stands_until_something_is_known() -> None:
     assert line.startswith("Preemptions: 50 %")
 
 
+async def test_a_pool_that_no_gateway_asks_has_advice() -> None:
+    """Picks of all pickers count; while one of them is silent the advice stands as it was."""
+    world = World()
+    world.tell(2)
+    known = plan("Qwen/Qwen3-8B", "H100-80GB")
+    served = {"seconds": 600.0, "requests": 100.0, "preemptions": 0.0, "queries": 0.0, "hits": 0.0}
+    picks: list[int | None] = [0, 0]
+
+    def answer(number: int) -> Answer:
+        async def said() -> web.StreamResponse:
+            if picks[number] is None:
+                return web.Response(status=503)
+            counts = {"seconds": 900.0, "picked": picks[number], "tls_refusals": 0}
+            return await says(page(row("e0", counted=served), gateway=counts))
+
+        return said
+
+    async with pickers(answer(0), answer(1)) as port, world.asking(port) as asking:
+        await asking.poll()
+        [line] = asking.advice(KEY, POOL, known, [])
+        assert line.startswith("Pickers: engines answered")
+        picks[1] = None
+        await asking.poll()
+        assert asking.advice(KEY, POOL, known, []) == ()
+        assert asking.advice(KEY, POOL, known, [line]) == (line,)
+        picks[1] = 1
+        await asking.poll()
+        assert asking.advice(KEY, POOL, known, [line]) == ()
+
+
 async def test_polling_repeats_until_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polling repeats at the interval; cancelling it leaves nothing behind."""
     asked, hang = asyncio.Event(), asyncio.Event()

@@ -19,6 +19,8 @@ from kvist_epp.prefix_stats.window import WINDOW_SECONDS, Window
 from kvist_epp.telemetry.metrics import PickerMetrics
 
 VERSION: Final = 1
+GATEWAY_SECONDS: Final = 1800.0
+GATEWAY_SLOTS: Final = 60
 CPU_SHARE: Final = 0.02
 """Share of a core that the page may use, however often it is requested."""
 
@@ -34,15 +36,19 @@ class GatewayCounts(NamedTuple):
 
 
 class RecentGatewayCounts:
-    """Increases of ``GatewayCounts`` over the last ten minutes, from one call of ``document`` to another."""
+    """Increases of ``GatewayCounts`` over the last half hour, from one call of ``document`` to another.
+
+    The window is longer than that of the engines' counters: a request that an engine has ended in the last
+    ten minutes was picked earlier, and must not look like one that nothing was picked for.
+    """
 
     def __init__(self, now: float) -> None:
-        self._window = Window(list[GatewayCounts])
+        self._window = Window(list[GatewayCounts], GATEWAY_SECONDS, GATEWAY_SLOTS)
         """In each slot, the first counts of it."""
         self._window.current(now).append(GatewayCounts(now, 0, 0))
 
     def document(self, metrics: PickerMetrics, now: float) -> dict[str, float]:
-        """Return the increases and the seconds that they cover: none after ten minutes without a request."""
+        """Return the increases and the seconds that they cover: none after half an hour without a request."""
         port = metrics.ports.get("grpc")
         refusals = 0 if port is None else sum(port.handshake_failures.counts.values())
         counts = GatewayCounts(now, metrics.requests["picked"], refusals)

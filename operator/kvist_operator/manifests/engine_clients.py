@@ -15,6 +15,7 @@ from kvist_operator.spec.pool import Pool
 from .object_names import Api, Json, Note, Site
 
 ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/gatewayclass-controller"
+ISTIO: Final = "istio.io/gateway-controller"
 UNKNOWN: Final = "ClientsUnknown"
 UNSCRAPED: Final = "MetricsClosed"
 REMEDY: Final = "name them in spec.networkPolicy.from, or set spec.networkPolicy.mode: Open"
@@ -121,7 +122,7 @@ def _owned_pods(name: str, namespace: str) -> list[Json]:
 
 CONTROLLERS: Final[Mapping[str, Callable[[str, str], list[Json]]]] = {
     ENVOY_GATEWAY: _owned_pods,
-    "istio.io/gateway-controller": _named_pods,
+    ISTIO: _named_pods,
     "kgateway.dev/kgateway": _named_pods,
     "agentgateway.dev/agentgateway": _named_pods,
     "gateway.nginx.org/nginx-gateway-controller": _named_pods,

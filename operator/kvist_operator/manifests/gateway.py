@@ -13,6 +13,7 @@ from kvist_epp.names import DESTINATION_HEADER, DESTINATION_NAMESPACE, POOL_GROU
 from kvist_operator.spec.pool import Pool
 
 from .bootstrap import BODY_BYTES, IDLE_SECONDS, MESSAGE_SECONDS
+from .engine_clients import ISTIO
 from .object_names import ENGINE, ENGINE_PORT, GRPC_PORT, PICKER, Api, Json, Note, ObjectNames, Site
 from .pods import quantity
 
@@ -65,6 +66,22 @@ def missing(pool: Pool, site: Site) -> list[Note]:
         for api in needed
         if api not in site.apis
     ]
+
+
+def plaintext(pool: Pool, site: Site) -> list[Note]:
+    """Return advice for pools whose pickers Istio asks in plaintext, since it lacks the policy for TLS."""
+    extension = pool.gateway.mode == "Route" and pool.gateway.flavor == "InferencePool"
+    if not extension or pool.picker.mode == "Off":
+        return []
+    if ISTIO not in site.gateways or Api.BACKEND_TLS_POLICY in site.apis:
+        return []
+    service = ObjectNames.of(pool).picker
+    text = (
+        f"Istio asks the pickers in plaintext, and each request fails: install {Api.BACKEND_TLS_POLICY} v1 "
+        f"(Gateway API 1.4, Istio 1.28), or create a DestinationRule for the Service {service} with TLS mode "
+        "SIMPLE and insecureSkipVerify, and ignore this"
+    )
+    return [Note("", "TlsPolicyMissing", text)]
 
 
 def _inference_pool(names: ObjectNames, pool: Pool) -> Json:

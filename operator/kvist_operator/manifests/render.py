@@ -15,7 +15,7 @@ from .engine_clients import engine_clients
 from .engine_roles import roles
 from .engine_workload import USER, engine
 from .envoy import envoy
-from .gateway import gateway, missing
+from .gateway import gateway, missing, plaintext
 from .object_names import API_VERSION, Api, Json, Note, ObjectNames, Ref, Site
 from .picker import picker
 from .pods import unplaced
@@ -82,6 +82,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
     expects = (Ref("ConfigMap", names.authority), Ref("Secret", names.certificates))
     notes = [
         *missing(pool, site),
+        *plaintext(pool, site),
         *unmonitored(pool, site),
         *([found.note] if found.note else []),
         *chats(pool, found).notes,

@@ -53,7 +53,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """Counts of one picker, or of all, of what gateways asked in the last ten minutes."""
+    """Counts of one picker, or of all, of what gateways asked in the last half hour."""
 
     seconds: float
     """Time that the counts cover."""
@@ -232,6 +232,9 @@ def figures(found: MergedReport, *, prefill: bool = False) -> Figures:
         if engine.ready and (engine.role == Role.PREFILL) == prefill
     ]
     engines, gateway = max(1, len(ready)), found.gateway or GatewayReport(0.0, 0, 0)
+    # picks have to cover the requests that engines ended: those of a picker that restarted are lost
+    counted = max((engine.counted_seconds for engine in ready), default=0.0)
+    covered = gateway.seconds >= max(ASKED_SECONDS, counted)
     return Figures(
         requests=sum(engine.requests for engine in ready),
         preemptions=sum(engine.preemptions for engine in ready),
@@ -241,6 +244,6 @@ def figures(found: MergedReport, *, prefill: bool = False) -> Figures:
         waiting=sum(engine.waiting for engine in ready) / engines,
         kv_usage=sum(engine.kv_usage for engine in ready) / engines,
         kv_tokens=kv_tokens(found),
-        picked=gateway.picked if gateway.seconds >= ASKED_SECONDS else None,
+        picked=gateway.picked if covered else None,
         tls_refusals=gateway.tls_refusals,
     )

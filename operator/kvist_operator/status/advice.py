@@ -6,7 +6,7 @@ at rest.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,7 +38,8 @@ GUIDE: Final = "docs/guides/troubleshooting.md"
 GATEWAY_GUIDE: Final = "docs/guides/attach-gateway.md"
 ENVOY_GUIDE: Final = "docs/guides/attach-envoy.md"
 TLS_GUIDE: Final = "docs/guides/tls.md"
-REFUSED: Final = 5
+HANDSHAKE: Final = "failed in their TLS handshake"
+REFUSED: Final = 20
 """Failed TLS handshakes below which they may be those of a person who tries something."""
 
 
@@ -63,7 +64,8 @@ class Figures:
     kv_tokens: int | None = None
     """Tokens of a replica's cache: the least that an engine reports; None if no engine reports it."""
     picked: int | None = None
-    """Requests for which the pickers picked an endpoint; None if not all of them reported two minutes."""
+    """Requests for which the pickers picked an endpoint in half an hour; None if not all of them report it
+    for as long as the engines' counters reach back."""
     tls_refusals: int = 0
     """Connections to the pickers whose TLS handshake failed."""
 
@@ -78,8 +80,8 @@ class _Case:
     """Of the engines that write answers."""
     prefill: Figures | None
     """Of those that only prefill; None without roles."""
-    standing: frozenset[str]
-    """First words of the advice that the status has now."""
+    standing: Mapping[str, str]
+    """The advice that the status has now, by its first words."""
 
     def limit(self, value: float, head: str) -> float:
         """Return a threshold, lower for advice that the status has already."""
@@ -99,7 +101,7 @@ def advice(
     ``figures`` are of the engines that write answers, ``prefill`` of those that only prefill.
     """
     old = {_head(line): line for line in before}
-    case = _Case(pool, plan, figures, prefill, frozenset(old))
+    case = _Case(pool, plan, figures, prefill, old)
     found = (rule(case) for rule in RULES)
     return tuple(_kept(line, old.get(_head(line), "")) for line in found if line)
 
@@ -219,22 +221,27 @@ def _ratio(case: _Case) -> str:
 
 def _unasked(case: _Case) -> str:
     """Return that the gateway does not get through to the pickers, or does not try."""
-    seen, gateway = case.seen, case.pool.gateway
-    if seen.picked != 0:
+    head, seen, gateway = "Pickers", case.seen, case.pool.gateway
+    old = case.standing.get(head, "")
+    if seen.picked is None:
+        return old
+    if seen.picked:
         return ""
-    if seen.tls_refusals >= REFUSED:
-        failed = f"{_counted(seen.tls_refusals)} connections to the pickers failed in their TLS handshake"
-        log = f"The pickers' log names the reason, and {TLS_GUIDE} what a gateway needs."
-        return f"Pickers: no request was picked, and {failed}. {log}"
-    if seen.requests < ENOUGH:
+    guide = GATEWAY_GUIDE if gateway.mode == "Route" else TLS_GUIDE
+    if seen.tls_refusals >= (REFUSED * SETTLED if HANDSHAKE in old else REFUSED):
+        failed = f"{_counted(seen.tls_refusals)} connections to the pickers {HANDSHAKE}"
+        log = f"The pickers' log names the reason, and {guide} what a gateway needs."
+        return f"{head}: no request was picked, and {failed}. {log}"
+    if seen.requests < case.limit(ENOUGH, head):
         return ""
-    answered = f"engines answered {_counted(seen.requests)} requests"
-    asked = f"Pickers: {answered}, and the pickers were asked about none"
+    nothing = f"{head}: engines answered {_counted(seen.requests)} requests, and the pickers picked for none"
     if gateway.mode == "Envoy":
-        return f"{asked}: clients use another address than the Service {case.pool.name}-envoy."
+        service = f"the Service {case.pool.name}-envoy"
+        return f"{nothing}: clients use another address than {service}, or its pods do not reach the pickers."
     if gateway.mode == "Route":
-        return f"{asked}: see in {GATEWAY_GUIDE} what your gateway needs, and whether clients use it."
-    return f"{asked}: connect them by {ENVOY_GUIDE}, or set spec.picker.mode to Off."
+        return f"{nothing}: see in {GATEWAY_GUIDE} what your gateway needs, and whether clients use it."
+    guides = f"{ENVOY_GUIDE} or {GATEWAY_GUIDE}"
+    return f"{nothing}: connect them by {guides}, or set spec.picker.mode to Off."
 
 
 RULES: Final[Sequence[Callable[[_Case], str]]] = (_unasked, _preempted, _off, _ratio, _waiting, _missed)

@@ -347,6 +347,10 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
             "(advice) how long the gateway waits for the picker is set elsewhere, and must include a prefill",
             "raise the message timeout of its ext_proc filter",
         ),
+        "TlsPolicyMissing": Reason(
+            "(advice) Istio asks the pickers in plaintext, which they refuse: requests fail with 500",
+            "install the BackendTLSPolicy of Gateway API 1.4, or create a DestinationRule",
+        ),
         "NodesUnknown": Reason(
             "(advice) no node label names the accelerator",
             "set `spec.podTemplate.spec.nodeSelector`",
