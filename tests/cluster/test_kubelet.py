@@ -184,6 +184,9 @@ async def test_an_image_that_is_nowhere_is_not_pulled(room: Space) -> None:
     async def backs_off() -> bool:
         return waiting(await room.get("Pod", "web")) == {"web": "ImagePullBackOff"}
 
+    async def is_named() -> bool:
+        found = [e for e in await room.all_of("Event") if e["involvedObject"]["name"] == "web"]
+        return any("not found" in e["message"] and e["type"] == "Warning" for e in found)
+
     await room.until(backs_off, "ImagePullBackOff")
-    found = [e for e in await room.all_of("Event") if e["involvedObject"]["name"] == "web"]
-    assert any("not found" in e["message"] and e["type"] == "Warning" for e in found)
+    await room.until(is_named, "a warning that names the reason")
