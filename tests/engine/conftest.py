@@ -6,17 +6,15 @@ import pytest
 
 LONGEST: Final = (
     "test_main_path",
-    "test_plan_flags",
     "test_tiers",
     "test_drafts",
     "test_windows",
+    "test_plan_flags",
     "test_disaggregation",
     "test_pooling",
-    "test_offload_flags",
-    "test_disaggregation_flags",
 )
-"""More than 90 seconds each of about 40 minutes in all, the longest first. ``--no-loadscope-reorder`` keeps
-the order; pytest-xdist would begin with the files that have most tests."""
+"""Those of more than two minutes, of half an hour in all. ``--no-loadscope-reorder`` keeps the order;
+pytest-xdist would begin with the files that have most tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,11 +8,14 @@ may add one.
 """
 
 import fcntl
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,23 +128,78 @@ print("FOUND" + json.dumps(rows))
 ENVIRONMENT: Final = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
+SERVE: Final = (
+    BUILD
+    + """
+import io, json, os, sys, traceback
+
+vllm_parser()  # imports what takes ten seconds; each code below then runs in a fork
+for line in sys.stdin:
+    code, given = json.loads(line)
+    child = os.fork()
+    if not child:
+        status = 0
+        try:
+            sys.stdin = io.StringIO(json.dumps(given))
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            status = 1
+            traceback.print_exc(file=sys.stdout)
+        sys.stdout.flush()
+        os._exit(status)
+    print(f"\\nENDED {os.waitpid(child, 0)[1]}", flush=True)
+"""
+)
+"""Code of an interpreter that runs code: a line of JSON each, its output, and a line with its status."""
+
+
+class _Interpreter:
+    """An interpreter with a version of vLLM, until this process ends."""
+
+    def __init__(self, version: str) -> None:
+        environment = os.environ | ENVIRONMENT
+        python = str(install.install())
+        if PACKAGES[version] != install.VLLM:
+            environment["PYTHONPATH"] = str(_package(version, python))
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 as long as the process
+        self._process = subprocess.Popen(
+            [python, "-c", SERVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+
+    def run(self, code: str, given: Any) -> str:
+        """Return what the code prints. Raises RuntimeError if it fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps([code, given]), file=self._process.stdin, flush=True)
+        said: list[str] = []
+        for line in self._process.stdout:
+            if line == "ENDED 0\n":
+                return "".join(said)
+            if line.startswith("ENDED "):
+                break
+            said.append(line)
+        self._errors.seek(0)
+        errors = self._errors.read().decode(errors="replace")
+        raise RuntimeError("".join(said)[-3000:] + errors[-3000:])
+
+
+_interpreter = functools.cache(_Interpreter)
+
+
 def run(version: str, code: str, given: Any = None) -> Any:
-    """Return what Python code prints after FOUND, run beside vLLM of a version."""
-    environment = os.environ | ENVIRONMENT
-    python = str(install.install())
-    if PACKAGES[version] != install.VLLM:
-        environment["PYTHONPATH"] = str(_package(version, python))
-    ran = subprocess.run(
-        [python, "-c", code],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    if ran.returncode:
-        raise RuntimeError(f"vLLM {version}: {ran.stderr[-3000:]}")
-    return json.loads(ran.stdout.rpartition("FOUND")[2])
+    """Return what Python code prints after FOUND, run beside vLLM of a version; it reads ``given`` as JSON
+    from its standard input. Raises RuntimeError if it fails."""
+    try:
+        printed = _interpreter(version).run(code, given)
+    except RuntimeError as error:
+        raise RuntimeError(f"vLLM {version}: {error}") from None
+    return json.loads(printed.rpartition("FOUND")[2])
 
 
 def _package(version: str, python: str) -> Path:
