@@ -5,6 +5,7 @@ LeaderWorkerSet is on no module proxy; ``LWS`` has the fields that facts and its
 
 import functools
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,14 @@ def module(name: str, required_by: Path | None = None) -> Path:
     if done.returncode:
         raise GoError(f"`{' '.join(command)}` failed; it needs a Go module proxy (GOPROXY):\n{done.stdout}")
     return Path(json.loads(done.stdout)["Dir"])
+
+
+def writable_copy(folder: Path, to: Path) -> Path:
+    """Copy a folder of a Go module, whose files are read-only, to where programs may read and write it."""
+    shutil.copytree(folder, to, copy_function=shutil.copyfile)
+    for path in (to, *to.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return to
 
 
 @functools.cache

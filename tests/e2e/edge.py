@@ -1,6 +1,5 @@
 """Envoy Gateway in a test cluster, installed by its own chart, which its Go module holds like its CRDs."""
 
-import shutil
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, Final
 
 from tests.charts.helm import settings
 from tests.cluster.cluster import Cluster
-from tests.cluster.foreign import ENVOY_GATEWAY, module
+from tests.cluster.foreign import ENVOY_GATEWAY, module, writable_copy
 from tests.cluster.space import Space
 from tests.e2e.commands import Commands
 
@@ -35,17 +34,6 @@ class Edge:
     space: Space
     """Its own; the Envoys of all Gateways are there, too."""
 
-    async def address(self, room: Space, gateway: str = "edge") -> str:
-        """Return the address of a Gateway in another namespace, once it is programmed."""
-
-        async def programmed() -> Json | None:
-            found = await room.get("Gateway", gateway)
-            return found if condition(found.get("status", {}), "Programmed") == "True" else None
-
-        found = await room.until(programmed, f"Gateway {gateway}")
-        assert found is not None
-        return str(found["status"]["addresses"][0]["value"])
-
     async def envoys(self, room: Space, gateway: str = "edge") -> list[Json]:
         """Pods of a Gateway."""
         labels = {f"{OWNER}name": gateway, f"{OWNER}namespace": room.name}
@@ -56,6 +44,18 @@ class Edge:
         pods = await self.envoys(room, gateway)
         found = [c.get("args", []) for pod in pods for c in pod["spec"]["containers"]]
         return {int(args[args.index(DRAIN) + 1]) for args in found if DRAIN in args}
+
+
+async def gateway_address(room: Space, name: str = "edge") -> str:
+    """Return the address of a Gateway, once it is programmed."""
+
+    async def programmed() -> Json | None:
+        found = await room.get("Gateway", name)
+        return found if condition(found.get("status", {}), "Programmed") == "True" else None
+
+    found = await room.until(programmed, f"Gateway {name}")
+    assert found is not None
+    return str(found["status"]["addresses"][0]["value"])
 
 
 def accepted(policy: Json, where: str) -> bool:
@@ -101,10 +101,7 @@ async def uninstall(commands: Commands, edge: Edge) -> None:
 
 def _chart(home: Path) -> Path:
     """The chart as it is released: its values come from a template."""
-    folder = home / "gateway-helm"
-    shutil.copytree(module(ENVOY_GATEWAY) / "charts" / "gateway-helm", folder, copy_function=shutil.copyfile)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    folder = writable_copy(module(ENVOY_GATEWAY) / "charts" / "gateway-helm", home / "gateway-helm")
     template = string.Template((folder / "values.tmpl.yaml").read_text())
     told = {"GatewayImage": f"docker.io/{IMAGE}:{VERSION}", "GatewayImagePullPolicy": "IfNotPresent"}
     (folder / "values.yaml").write_text(template.substitute(told))

@@ -10,7 +10,7 @@ from tests.cluster.certified import picks as picked
 from tests.cluster.pooled import CONFIG, MODEL, PICKERS, Served
 from tests.cluster.space import Space
 from tests.e2e.commands import Commands, patch
-from tests.e2e.edge import CLUSTER_IP, Edge, attached
+from tests.e2e.edge import CLUSTER_IP, attached, gateway_address
 
 Json = dict[str, Any]
 HOST: Final = "llm.example.com"
@@ -47,7 +47,7 @@ async def minimal(commands: Commands, system: Space, room: Space) -> Served:
     return made
 
 
-async def routed(commands: Commands, system: Space, room: Space, edge: Edge, **more: Any) -> Served:
+async def routed(commands: Commands, system: Space, room: Space, **more: Any) -> Served:
     """examples/04-httproute/envoy-gateway, ready behind a Gateway that took it; ``more``: of its pool."""
     patches = (
         patch("InferencePool", **OURS, **more),
@@ -57,7 +57,7 @@ async def routed(commands: Commands, system: Space, room: Space, edge: Edge, **m
     made = Served(commands.cluster, room, system, "routed", host=HOST)
     await made.until_ready()
     await attached(room, made.name)
-    made.gateway = await edge.address(room)
+    made.gateway = await gateway_address(room)
     return made
 
 

@@ -12,7 +12,7 @@ from tests.cluster.pooled import Served
 from tests.cluster.space import Space
 from tests.e2e import pools
 from tests.e2e.commands import Commands
-from tests.e2e.edge import Edge, attached
+from tests.e2e.edge import attached
 from tests.e2e.steps import say, step
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -25,8 +25,9 @@ NOTICED: Final = 3
 """Requests that may fail with FailClose until Envoy has put a picker aside; one, where any did."""
 
 
+@pytest.mark.usefixtures("edge")
 async def test_a_dead_picker_lets_everything_or_nothing_pass(
-    cluster: Cluster, commands: Commands, admin: Client, system: Space, edge: Edge
+    cluster: Cluster, commands: Commands, admin: Client, system: Space
 ) -> None:
     """One among others that does not listen costs a few requests at most, and none with FailOpen. Where none
     listens every request passes with FailOpen and gets 503 with FailClose; where there is none at all,
@@ -37,7 +38,7 @@ async def test_a_dead_picker_lets_everything_or_nothing_pass(
     try:
         async with cluster.space(admin) as room:
             with step("a pool that is attached"):
-                pool = await pools.routed(commands, system, room, edge, spec__gateway__failureMode="FailOpen")
+                pool = await pools.routed(commands, system, room, spec__gateway__failureMode="FailOpen")
                 await room.until(lambda: pools.answers(pool), "an answer")
             await dies_and_comes_back(pool, system, "FailOpen", refused=200, none=200)
             with step("the pool takes the other mode"):

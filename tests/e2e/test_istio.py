@@ -12,9 +12,8 @@ from tests.cluster.pooled import Served, condition
 from tests.cluster.space import Space
 from tests.e2e import pools
 from tests.e2e.commands import Commands, patch
-from tests.e2e.edge import accepted
+from tests.e2e.edge import accepted, gateway_address
 from tests.e2e.istio import install as istio
-from tests.e2e.istio.install import Istio
 from tests.e2e.steps import say, step
 from tests.e2e.test_journey import LARGE_BYTES, MORE
 
@@ -29,18 +28,18 @@ async def pool(cluster: Cluster, admin: Client, commands: Commands, system: Spac
     """The pool of 04-httproute at a Gateway of Istio."""
     async with cluster.space(admin, istio.NAMESPACE) as home, cluster.space(admin) as room:
         with step("helm install of Istio"):
-            mesh = await istio.install(commands, admin, home, room.name)
+            await istio.install(commands, admin, home, room.name)
         try:
             await pools.release(commands, system)
             with step(f"kubectl apply of {EXAMPLE}, until Istio answers"):
-                made = await attached(commands, system, room, mesh)
+                made = await attached(commands, system, room)
             yield made
         finally:
             await pools.end(commands, system)
-            await istio.uninstall(mesh)
+            await istio.uninstall(commands, home)
 
 
-async def attached(commands: Commands, system: Space, room: Space, mesh: Istio) -> Served:
+async def attached(commands: Commands, system: Space, room: Space) -> Served:
     """The example's pool, which answers by the example's Gateway."""
     patches = (
         patch("InferencePool", **pools.OURS),
@@ -49,7 +48,7 @@ async def attached(commands: Commands, system: Space, room: Space, mesh: Istio) 
     await commands.apply(EXAMPLE, room.name, *patches)
     made = Served(commands.cluster, room, system, "routed", host=pools.HOST)
     await made.until_ready()
-    made.gateway = await mesh.address(room)
+    made.gateway = await gateway_address(room)
     await room.until(lambda: pools.answers(made), "an answer by Istio")
     return made
 

@@ -41,7 +41,7 @@ async def test_no_request_fails_from_the_first_answer_to_the_uninstall(
             await room.until(lambda: pools.answers(qwen), "an answer by Envoy")
         first = await stack.enter_async_context(qwen.load())
         with step("kubectl apply of 04-httproute, until it is attached"):
-            routed = await pools.routed(commands, system, room, edge, spec__replicas=3)
+            routed = await pools.routed(commands, system, room, spec__replicas=3)
         with step("the first answer by Envoy Gateway"):
             await room.until(lambda: pools.answers(routed), "an answer by Envoy Gateway")
         second = await stack.enter_async_context(routed.load())

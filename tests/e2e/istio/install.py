@@ -7,17 +7,15 @@ with pools.
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from tests.cluster.client import Client
-from tests.cluster.foreign import gateway_api, module
+from tests.cluster.foreign import gateway_api, module, writable_copy
 from tests.cluster.node.images import PROGRAMS, Programs
 from tests.cluster.space import Space
 from tests.e2e.commands import Commands
-from tests.e2e.edge import condition
 from tests.examples import ISTIOD
 from tests.golang import build
 
@@ -72,30 +70,11 @@ def values() -> Json:
     }
 
 
-@dataclass(frozen=True)
-class Istio:
-    """An Istio that runs."""
-
-    commands: Commands
-    space: Space
-    """Its own."""
-
-    async def address(self, room: Space, gateway: str = "edge") -> str:
-        """Return the address of a Gateway in another namespace, once it is programmed."""
-
-        async def programmed() -> Json | None:
-            found = await room.get("Gateway", gateway)
-            return found if condition(found.get("status", {}), "Programmed") == "True" else None
-
-        found = await room.until(programmed, f"Gateway {gateway}")
-        assert found is not None
-        return str(found["status"]["addresses"][0]["value"])
-
-
-async def install(commands: Commands, admin: Client, space: Space, pools_in: str) -> Istio:
-    """Install Istio with the values of the example, for a pool in the namespace ``pools_in``."""
+async def install(commands: Commands, admin: Client, space: Space, pools_in: str) -> None:
+    """Install Istio in a namespace with the values of the example, for a pool in the namespace
+    ``pools_in``."""
     await admin.install_crds(*gateway_api(), *extension_crds())
-    charts = _charts(commands.home)
+    charts = writable_copy(_module() / "manifests" / "charts", commands.home / "istio-charts")
     example, own = commands.home / ISTIOD.name, commands.home / "istiod.yaml"
     example.write_text(ISTIOD.read_text().replace(".default.svc", f".{pools_in}.svc"))
     own.write_text(json.dumps(values()))
@@ -104,13 +83,12 @@ async def install(commands: Commands, admin: Client, space: Space, pools_in: str
     istiod = charts / "istio-control" / "istio-discovery"
     files = [f"--values={file}" for file in (example, own)]
     await commands.helm("install", "istiod", str(istiod), *where, *files)
-    return Istio(commands, space)
 
 
-async def uninstall(istio: Istio) -> None:
+async def uninstall(commands: Commands, space: Space) -> None:
     """All but the CRDs."""
     for release in ("istiod", "istio-base"):
-        await istio.commands.helm("uninstall", release, f"--namespace={istio.space.name}", "--wait")
+        await commands.helm("uninstall", release, f"--namespace={space.name}", "--wait")
 
 
 def extension_crds() -> list[Json]:
@@ -121,12 +99,3 @@ def extension_crds() -> list[Json]:
 
 def _module() -> Path:
     return module(MODULE, TOOLS)
-
-
-def _charts(home: Path) -> Path:
-    """A copy that helm may read: files of Go modules are read-only."""
-    folder = home / "istio-charts"
-    shutil.copytree(_module() / "manifests" / "charts", folder, copy_function=shutil.copyfile)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return folder
