@@ -79,14 +79,14 @@ def variable(name: str, **source: Any) -> Json:
 
 def test_variables_come_from_fields_resources_secrets_and_configmaps() -> None:
     """In order, each seeing those before it; what is optional and missing is left out, and a limit that is
-    not set is the node's."""
+    not set is the one of containers without limits."""
     entries = [
         variable("IP", fieldRef={"fieldPath": "status.podIP"}),
         variable("LABEL", fieldRef={"fieldPath": "metadata.labels['a/b']"}),
         variable("LABELS", fieldRef={"fieldPath": "metadata.labels"}),
         variable("CPUS", resourceFieldRef={"resource": "limits.cpu", "divisor": "0"}),
         variable("MIB", resourceFieldRef={"resource": "requests.memory", "divisor": "1Mi"}),
-        variable("NODE", resourceFieldRef={"resource": "limits.memory", "divisor": "1Gi"}),
+        variable("FREE", resourceFieldRef={"resource": "limits.memory", "divisor": "1Gi"}),
         variable("SECRET", secretKeyRef={"name": "d", "key": "k"}),
         variable("CONFIG", configMapKeyRef={"name": "d", "key": "k"}),
         variable("NOT", secretKeyRef={"name": "other", "key": "k", "optional": True}),
@@ -112,7 +112,7 @@ def test_variables_come_from_fields_resources_secrets_and_configmaps() -> None:
         "LABELS": 'a/b="c"',
         "CPUS": "2",
         "MIB": "64",
-        "NODE": "8",
+        "FREE": "8",
         "SECRET": "v1",
         "CONFIG": "v2",
         "URL": "http://10.0.0.2/$(LATER)",
@@ -125,6 +125,7 @@ def test_variables_come_from_fields_resources_secrets_and_configmaps() -> None:
         {"secretKeyRef": {"name": "other", "key": "k"}},
         {"configMapKeyRef": {"name": "d", "key": "other"}},
         {"fieldRef": {"fieldPath": "status.qosClass"}},
+        {"resourceFieldRef": {"resource": "limits.ephemeral-storage"}},
     ],
 )
 def test_what_is_missing_keeps_a_container_waiting(source: Json) -> None:

@@ -70,10 +70,8 @@ def missing(pool: Pool, site: Site) -> list[Note]:
 
 def plaintext(pool: Pool, site: Site) -> list[Note]:
     """Return advice for pools whose pickers Istio asks in plaintext, since it lacks the policy for TLS."""
-    extension = pool.gateway.mode == "Route" and pool.gateway.flavor == "InferencePool"
-    if not extension or pool.picker.mode == "Off":
-        return []
-    if ISTIO not in site.gateways or Api.BACKEND_TLS_POLICY in site.apis:
+    asked = pool.gateway.of_extension and pool.picker.mode != "Off" and ISTIO in site.gateways
+    if not asked or Api.BACKEND_TLS_POLICY in site.apis:
         return []
     service = ObjectNames.of(pool).picker
     text = (

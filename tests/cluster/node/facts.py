@@ -15,6 +15,9 @@ from .follow import Json, Store
 
 CONFIG_ERROR: Final = "CreateContainerConfigError"
 API_ADDRESS: Final = "10.96.0.1"
+UNLIMITED: Final = {"cpu": "2", "memory": "8Gi"}
+"""Limits of a container that sets none: less than the nodes claim to have, since Go programs make as many
+threads as they are given."""
 _KEYED: Final = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]+)\))")
 
@@ -117,9 +120,11 @@ def _value(variable: Json, facts: Facts, before: Mapping[str, str], container: J
 
 
 def _resource(reference: Json, container: Json) -> str:
-    """A limit or request in units of the divisor, rounded up; where there is none, that of a node."""
+    """A limit or request in units of the divisor, rounded up; ``UNLIMITED`` where there is none."""
     section, _, name = reference["resource"].partition(".")
-    found = container.get("resources", {}).get(section, {}).get(name, {"cpu": "2", "memory": "8Gi"}[name])
+    found = container.get("resources", {}).get(section, {}).get(name, UNLIMITED.get(name))
+    if found is None:
+        raise WaitingError(CONFIG_ERROR, f"unsupported resource: {reference['resource']}")
     divisor = str(reference.get("divisor", "1"))
     units = parse_quantity(str(found)) / parse_quantity("1" if divisor == "0" else divisor)
     return str(math.ceil(units))
