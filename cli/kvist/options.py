@@ -109,6 +109,15 @@ def render_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=MODE",
         help="access mode of a claim, such as models=ReadOnlyMany; can be repeated",
     )
+    parser.add_argument(
+        "--gateway",
+        dest="gateways",
+        action="append",
+        default=[],
+        metavar="CONTROLLER",
+        help="controllerName of the class of the pool's Gateway, such as networking.gke.io/gateway, whose "
+        "routes have no timeouts; can be repeated",
+    )
 
 
 def compare_options(parser: argparse.ArgumentParser) -> None:

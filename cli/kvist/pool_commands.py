@@ -235,11 +235,16 @@ def _report(plan: Plan, found: Rendered) -> None:
 
 
 def _site(options: argparse.Namespace) -> Site:
-    """Return a cluster with every optional API except those of ``--without``, and the claims of
-    ``--claim``."""
+    """Return a cluster with every optional API except those of ``--without``, the claims of ``--claim`` and
+    the gateways of ``--gateway``."""
     missing = {_api(name) for name in options.without}
     claims = dict(map(_claim, options.claims))
-    return Site(apis=frozenset(Api) - missing, claims=claims, node_labels=_nodes(options))
+    return Site(
+        apis=frozenset(Api) - missing,
+        claims=claims,
+        node_labels=_nodes(options),
+        gateways=frozenset(options.gateways),
+    )
 
 
 def _api(name: str) -> Api:

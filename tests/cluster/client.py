@@ -12,6 +12,8 @@ import yaml
 from tests.cluster.control_plane import ADMIN, ControlPlane
 
 CRDS = Path(__file__).parent / "crds.yaml"
+GAIE = "inferencepools.inference.networking.k8s.io"
+"""CRD of the Inference Extension's pools, one of ``CRDS``."""
 NODE = "a-node"
 """Named in pods only: there is no kubelet, so a pod that is deleted goes when the test says so."""
 Document = dict[str, Any]

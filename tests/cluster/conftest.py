@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.client import Client, Namespace, client, namespace
+from tests.cluster.client import GAIE, Client, Namespace, client, namespace
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane, running
 from tests.cluster.foreign import crds
@@ -15,7 +15,6 @@ from tests.crd.cases import CRD
 
 from kvist_sim.relays import TcpRelay
 
-GAIE = "inferencepools.inference.networking.k8s.io"
 _NUMBERS = itertools.count(1)
 
 

@@ -1,6 +1,7 @@
 """CRDs of other projects, from their Go modules: Gateway API and Envoy Gateway, the Prometheus operator.
 
-LeaderWorkerSet is on no module proxy; ``LWS`` has the fields that facts and its documentation name.
+LeaderWorkerSet and GKE's policies are on no module proxy; ``LWS`` and ``GKE`` have the fields and limits that
+facts and their documentation name.
 """
 
 import functools
@@ -19,6 +20,8 @@ KEDA = "github.com/kedacore/keda/v2@v2.17.2"
 GATEWAY_API = (
     "httproutes.gateway.networking.k8s.io",
     "backendtlspolicies.gateway.networking.k8s.io",
+    "gateways.gateway.networking.k8s.io",
+    "gatewayclasses.gateway.networking.k8s.io",
 )
 ENVOY_POLICIES = ("envoyextensionpolicies", "backendtrafficpolicies")
 DOWNLOAD_SECONDS = 300
@@ -66,37 +69,106 @@ _STATUS = {
         **{name: {"type": "integer"} for name in ("replicas", "readyReplicas", "updatedReplicas")},
     },
 }
-LWS: dict[str, Any] = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "leaderworkersets.leaderworkerset.x-k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "unapproved, a test's own"},
+_SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.hpaPodSelector",
+}
+_TARGET = {
+    "type": "object",
+    "required": ["group", "kind", "name"],
+    "properties": {key: {"type": "string"} for key in ("group", "kind", "name", "namespace")},
+}
+
+
+def _whole(low: int, high: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+_HTTP_CHECK = {
+    "type": "object",
+    "properties": {
+        "requestPath": {"type": "string", "pattern": "^/"},
+        "port": _whole(1, 65535),
+        "portSpecification": {"type": "string"},
     },
-    "spec": {
-        "group": "leaderworkerset.x-k8s.io",
-        "scope": "Namespaced",
-        "names": {"kind": "LeaderWorkerSet", "plural": "leaderworkersets", "singular": "leaderworkerset"},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "properties": {"spec": _SPEC, "status": _STATUS}}
-                },
-                "subresources": {
-                    "status": {},
-                    "scale": {
-                        "specReplicasPath": ".spec.replicas",
-                        "statusReplicasPath": ".status.replicas",
-                        "labelSelectorPath": ".status.hpaPodSelector",
-                    },
-                },
-            }
-        ],
+    "x-kubernetes-validations": [
+        {
+            # like the rules of GKE's own CRD, it fails without the field that it reads
+            "rule": "self.portSpecification != 'USE_SERVING_PORT' || !has(self.port)",
+            "message": "the serving port is each endpoint's own",
+        }
+    ],
+}
+_HEALTH = {
+    "type": "object",
+    "properties": {
+        **{key: _whole(1, 300) for key in ("checkIntervalSec", "timeoutSec")},
+        **{key: _whole(1, 10) for key in ("healthyThreshold", "unhealthyThreshold")},
+        "config": {
+            "type": "object",
+            "minProperties": 2,
+            "maxProperties": 2,
+            "properties": {"type": {"type": "string", "enum": ["HTTP"]}, "httpHealthCheck": _HTTP_CHECK},
+        },
+    },
+    "x-kubernetes-validations": [
+        {
+            "rule": "!has(self.timeoutSec) || self.timeoutSec <= "
+            "(has(self.checkIntervalSec) ? self.checkIntervalSec : 5)",
+            "message": "the timeout exceeds the interval",
+        }
+    ],
+}
+_LIMITS = {
+    "type": "object",
+    "properties": {
+        "timeoutSec": _whole(1, 2147483647),
+        "connectionDraining": {"type": "object", "properties": {"drainingTimeoutSec": _whole(0, 3600)}},
+        "logging": {"type": "object", "properties": {"enabled": {"type": "boolean"}}},
+        "securityPolicy": {"type": "string"},
     },
 }
+
+
+def _crd(group: str, kind: str, plural: str, spec: Any, status: Any, **more: Any) -> dict[str, Any]:
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec, "status": status}}},
+        "subresources": {"status": {}, **more},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a test's own"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [version],
+        },
+    }
+
+
+def _policy_of_gke(kind: str, plural: str, default: Any) -> dict[str, Any]:
+    spec = {
+        "type": "object",
+        "required": ["targetRef"],
+        "properties": {"targetRef": _TARGET, "default": default},
+    }
+    return _crd("networking.gke.io", kind, plural, spec, _TEMPLATE)
+
+
+LWS = _crd("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "leaderworkersets", _SPEC, _STATUS, scale=_SCALE)
+GKE = (
+    _policy_of_gke("HealthCheckPolicy", "healthcheckpolicies", _HEALTH),
+    _policy_of_gke("GCPBackendPolicy", "gcpbackendpolicies", _LIMITS),
+)
 
 
 @functools.cache
@@ -127,7 +199,7 @@ def crds() -> list[dict[str, Any]]:
     for plural in ENVOY_POLICIES:
         found += _documents(_crd_chart() / "generated" / f"gateway.envoyproxy.io_{plural}.yaml")
     monitors = module(PROMETHEUS) / "example" / "prometheus-operator-crd"
-    return [*found, *_documents(monitors / "monitoring.coreos.com_podmonitors.yaml"), LWS]
+    return [*found, *_documents(monitors / "monitoring.coreos.com_podmonitors.yaml"), LWS, *GKE]
 
 
 @functools.cache

@@ -12,13 +12,12 @@ import aiohttp
 import pytest
 import yaml
 from tests.charts.generate import ROOT
-from tests.cluster.client import Client, Namespace
+from tests.cluster.client import GAIE, Client, Namespace
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import account, operating, with_crd
 from tests.cluster.pooled import installed, pool, until_ready
 from tests.cluster.space import Space
-from tests.cluster.test_rights import GAIE
 from tests.docs_runner.blocks import Step, all_blocks
 from tests.e2e.commands import Commands
 

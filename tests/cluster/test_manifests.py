@@ -1,5 +1,6 @@
 """The generated objects in a real API server, with the real CRDs of others and Pod Security enforced."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from tests.crd.cases import cases, planned
 from tests.operator.manifested import SITE
 
 from kvist_operator.apply import Changes, changes, key_of
-from kvist_operator.manifests import Rendered, render
+from kvist_operator.manifests import Rendered, Site, render
+from kvist_operator.manifests.gateway import GKE
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.pool import Source
 
@@ -19,6 +21,8 @@ PLURALS = {
     "BackendTLSPolicy": "backendtlspolicies",
     "BackendTrafficPolicy": "backendtrafficpolicies",
     "EnvoyExtensionPolicy": "envoyextensionpolicies",
+    "HealthCheckPolicy": "healthcheckpolicies",
+    "GCPBackendPolicy": "gcpbackendpolicies",
 }
 Json = dict[str, Any]
 
@@ -31,12 +35,12 @@ def path_of(space: Namespace, made: Json) -> str:
     return f"{folder}/{made['metadata']['name']}"
 
 
-async def pool_in(space: Namespace, resource: Json) -> tuple[Pool, Rendered]:
+async def pool_in(space: Namespace, resource: Json, site: Site = SITE) -> tuple[Pool, Rendered]:
     """A pool that is really there, and its objects."""
     path = space.of("kvist.dev", "v1alpha1", "inferencepools")
     made = await space.client.ask("POST", path, resource)
     pool = read_pool(made)
-    return pool, render(pool, planned(made), SITE)
+    return pool, render(pool, planned(made), site)
 
 
 async def apply(space: Namespace, made: Json, **query: str) -> Json:
@@ -85,6 +89,27 @@ async def test_objects_are_applied_once_and_then_left_alone(restricted: Namespac
         query = {"dryRun": "All", "fieldValidation": "Strict"}
         await restricted.client.ask("POST", f"{restricted.path}/pods", body, params=query)
     assert pool.model.kind is not Source.IMAGE or "image" in str(wanted.objects)
+
+
+@pytest.mark.parametrize("picker", [{}, {"mode": "Off"}], ids=["with a picker", "without"])
+async def test_policies_of_gke_are_taken_and_keep_what_a_user_adds(
+    restricted: Namespace, picker: Json
+) -> None:
+    """The API server takes the policies of GKE; the operator's next look has nothing to write, and its next
+    apply leaves a field that a user added."""
+    [case] = [case for case in cases("valid") if case.name == "route"]
+    resource = {**case.pool, "spec": {**case.pool["spec"], "picker": picker}}
+    pool, wanted = await pool_in(restricted, resource, replace(SITE, gateways=frozenset({GKE})))
+    assert await carried_out(restricted, pool, wanted) == Changes()
+
+    [limits] = [made for made in wanted.objects if made["kind"] == "GCPBackendPolicy"]
+    added = {"spec": {"default": {"securityPolicy": "armor"}}}
+    merge = {"Content-Type": "application/merge-patch+json"}
+    await restricted.client.ask("PATCH", path_of(restricted, limits), added, headers=merge)
+    assert changes(pool, wanted, await looked(restricted, wanted)) == Changes()
+    kept = (await apply(restricted, limits))["spec"]["default"]
+    assert kept["securityPolicy"] == "armor"
+    assert kept["timeoutSec"] == limits["spec"]["default"]["timeoutSec"]
 
 
 def templates(wanted: Rendered) -> list[tuple[str, Json]]:

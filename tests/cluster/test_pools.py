@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.cluster.client import Client, Namespace
+from tests.cluster.client import GAIE, Client, Namespace
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.following import POOL, following
 
@@ -12,7 +12,6 @@ from kvist_epp.endpoints.kubernetes.pod_discovery import PoolName
 from kvist_epp.names import OWN_GROUP
 from kvist_kube.informer import InformerTimes
 
-GAIE = "inferencepools.inference.networking.k8s.io"
 OURS = "inferencepools.kvist.dev"
 OBJECTIVES = "inferenceobjectives.llm-d.ai"
 

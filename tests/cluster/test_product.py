@@ -5,11 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.cluster.client import Client, Namespace
+from tests.cluster.client import GAIE, Client, Namespace
 from tests.cluster.client import client as client_of
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.product import Product, product
-from tests.cluster.test_rights import GAIE, rules_of_the_guide
+from tests.cluster.test_rights import rules_of_the_guide
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster import keys as pki
-from tests.cluster.client import Client, Namespace
+from tests.cluster.client import GAIE, Client, Namespace
 from tests.cluster.control_plane import HOST, ControlPlane
 from tests.cluster.following import PODS, POOL, VLLM, Seen, following
 from tests.cluster.keys import LEEWAY_SECONDS
@@ -23,7 +23,6 @@ from kvist_kube.informer import InformerTimes
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "kubernetes.md"
 OBJECTIVES = "inferenceobjectives.llm-d.ai"
-GAIE = "inferencepools.inference.networking.k8s.io"
 _SERIAL = itertools.count()
 
 

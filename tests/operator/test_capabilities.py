@@ -6,12 +6,14 @@ import pytest
 from tests.operator import pools
 from tests.operator.memory import Memory
 
+from kvist_operator.cluster import capabilities
 from kvist_operator.cluster.capabilities import (
     Capabilities,
     with_planned_first,
     with_required_labels,
 )
-from kvist_operator.cluster.kinds import CHILDREN, CLAIM
+from kvist_operator.cluster.kinds import CHILDREN, CLAIM, Target
+from kvist_operator.errors import Forbidden, Unavailable
 from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import make_plan
 from kvist_operator.spec import read_pool
@@ -142,3 +144,91 @@ async def test_claims_are_read_once_they_exist(model: dict[str, Any]) -> None:
     cluster.objects.clear()
     assert await made.claims(pool) == {"models": frozenset({"ReadOnlyMany"})}
     assert await Capabilities(cluster, nodes_allowed=True).claims(pool) == {}
+
+
+def gateway(name: str, of_class: str, namespace: str = "forest") -> dict[str, Any]:
+    """Return a Gateway of a class."""
+    meta = {"name": name, "namespace": namespace}
+    spec = {"gatewayClassName": of_class}
+    return {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": meta, "spec": spec}
+
+
+def gateway_class(name: str, controller: str) -> dict[str, Any]:
+    """Return a class of gateways."""
+    body = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass"}
+    return {**body, "metadata": {"name": name}, "spec": {"controllerName": controller}}
+
+
+def attached(*parents: dict[str, str]) -> Any:
+    """Return a pool whose route has these parents."""
+    meta = {"name": "twig", "namespace": "forest"}
+    spec = {
+        "model": {"source": "hf://Qwen/Qwen3-0.6B"},
+        "gateway": {"mode": "Route", "parentRefs": [*parents]},
+    }
+    return read_pool(
+        {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta, "spec": spec}
+    )
+
+
+async def test_controllers_are_those_of_the_classes_of_the_pool_s_gateways() -> None:
+    """Gateways are looked up in the pool's namespace or in the one that is named, each once in a while; other
+    kinds of parents and absent objects give none."""
+    cluster = Memory()
+    cluster.put(gateway("edge", "gke-l7-rilb"))
+    cluster.put(gateway("edge", "mesh", "doors"))
+    cluster.put(gateway("lost", "gone"))
+    cluster.put(gateway_class("gke-l7-rilb", "networking.gke.io/gateway"))
+    cluster.put(gateway_class("mesh", "istio.io/gateway-controller"))
+    made = Capabilities(cluster, nodes_allowed=True)
+    pool = attached(
+        {"name": "edge"},
+        {"name": "edge", "namespace": "doors"},
+        {"name": "lost"},
+        {"name": "absent"},
+        {"name": "edge", "kind": "Service"},
+    )
+    both = {"networking.gke.io/gateway", "istio.io/gateway-controller"}
+    assert await made.controllers(pool) == both
+    cluster.objects.clear()
+    assert await made.controllers(pool) == both
+    assert await Capabilities(cluster, nodes_allowed=True).controllers(pool) == frozenset()
+
+
+async def test_a_gateway_that_may_not_be_read_keeps_the_last_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Operators with older rules, or for some namespaces, know none; an error changes nothing that was
+    known."""
+    monkeypatch.setattr(capabilities, "GATEWAY_SECONDS", 0.0)
+    cluster = Memory()
+    cluster.put(gateway("edge", "gke-l7-rilb"))
+    cluster.put(gateway_class("gke-l7-rilb", "networking.gke.io/gateway"))
+    made = Capabilities(cluster, nodes_allowed=False)
+    pool = attached({"name": "edge"})
+    read = cluster.get
+    for kind, error in (("GatewayClass", Forbidden("may not", 403)), ("Gateway", Unavailable("busy", 503))):
+
+        async def refuse(target: Target, kind: str = kind, error: Exception = error) -> dict[str, Any] | None:
+            if target.kind.kind == kind:
+                raise error
+            return await read(target)
+
+        cluster.get = refuse  # type: ignore[method-assign]
+        assert await Capabilities(cluster, nodes_allowed=False).controllers(pool) == frozenset()
+        cluster.get = read  # type: ignore[method-assign]
+        assert await made.controllers(pool) == {"networking.gke.io/gateway"}
+        cluster.get = refuse  # type: ignore[method-assign]
+        assert await made.controllers(pool) == {"networking.gke.io/gateway"}
+
+
+async def test_pools_without_a_route_read_no_gateway() -> None:
+    """Pools with an Envoy of their own, or without a gateway, send no request for it."""
+    cluster = Memory()
+
+    async def refuse(target: Target) -> dict[str, Any] | None:
+        raise AssertionError(target)
+
+    cluster.get = refuse  # type: ignore[method-assign]
+    own = pools.pool("hf://Qwen/Qwen3-0.6B")
+    assert await Capabilities(cluster, nodes_allowed=True).controllers(own) == frozenset()

@@ -20,6 +20,7 @@ from kvist_epp.settings.settings import Settings
 from kvist_operator.errors import RenderError
 from kvist_operator.manifests import Api, Site
 from kvist_operator.manifests.engine_clients import ISTIO
+from kvist_operator.manifests.gateway import GKE
 from kvist_operator.manifests.pods import quantity
 from kvist_operator.spec import read_pool
 from kvist_operator.spec.fields import bytes_of
@@ -392,6 +393,56 @@ def test_istio_without_the_api_for_tls_is_advice() -> None:
         "route", apis=without, gateways=frozenset({"kgateway.dev/kgateway"})
     )
     assert "TlsPolicyMissing" not in reasons("minimal", apis=without, gateways=frozenset({ISTIO}))
+
+
+@pytest.mark.parametrize(
+    ("picker", "target"),
+    [({}, ("inference.networking.k8s.io", "InferencePool")), ({"mode": "Off"}, ("", "Service"))],
+    ids=["with a picker", "without"],
+)
+def test_gke_gets_a_route_without_timeouts_and_its_policies(
+    picker: dict[str, Any], target: tuple[str, str]
+) -> None:
+    """GKE refuses routes with timeouts, asks ``/`` for health and ends answers after 30 s: its route has no
+    timeouts, and its policies name the backend, the engines' probe and times that suit long answers."""
+    found = rendered("route", replace(SITE, gateways=frozenset({GKE})), picker=picker)
+    [rule] = one(found, "HTTPRoute", "twig")["spec"]["rules"]
+    health = one(found, "HealthCheckPolicy", "twig")["spec"]
+    limits = one(found, "GCPBackendPolicy", "twig")["spec"]
+    pod = one(found, "Deployment", "twig")["spec"]["template"]["spec"]
+    probe = pod["containers"][0]["readinessProbe"]
+
+    assert "timeouts" not in rule
+    named = {key: rule["backendRefs"][0][key] for key in ("group", "kind", "name")}
+    assert (named["group"], named["kind"]) == target
+    assert health["targetRef"] == limits["targetRef"] == named
+    assert health["default"]["config"]["httpHealthCheck"]["requestPath"] == probe["httpGet"]["path"]
+    assert health["default"]["timeoutSec"] <= health["default"]["checkIntervalSec"] == probe["periodSeconds"]
+    assert limits["default"]["timeoutSec"] >= 3600
+    drain = limits["default"]["connectionDraining"]["drainingTimeoutSec"]
+    assert drain == pod["terminationGracePeriodSeconds"]
+
+
+def test_gke_keeps_connections_for_an_hour_at_most() -> None:
+    """GKE takes no longer time than an hour for connections to pods that leave, whatever the pool's."""
+    site = replace(SITE, gateways=frozenset({GKE}))
+    found = rendered("route", site, rollout={"drainSeconds": 3600})
+    limits = one(found, "GCPBackendPolicy", "twig")["spec"]["default"]
+    pod = one(found, "Deployment", "twig")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > 3600
+    assert limits["connectionDraining"]["drainingTimeoutSec"] == 3600
+
+
+def test_other_gateways_get_timeouts_and_no_policies_of_gke() -> None:
+    """A cluster of GKE may have another gateway, whose route would end after its own default."""
+    for site in (SITE, replace(SITE, gateways=frozenset({ISTIO}))):
+        found = rendered("route", site)
+        assert one(found, "HTTPRoute", "twig")["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
+        assert not {"HealthCheckPolicy", "GCPBackendPolicy"} & {made["kind"] for made in found.objects}
+    bare = replace(SITE, gateways=frozenset({GKE}), apis=SITE.apis - {Api.GCP_BACKEND_POLICY})
+    kinds = {made["kind"] for made in rendered("route", bare).objects}
+    assert "HealthCheckPolicy" in kinds
+    assert "GCPBackendPolicy" not in kinds
 
 
 def test_the_label_endpoint_is_the_picker_s_own() -> None:

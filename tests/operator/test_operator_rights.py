@@ -59,10 +59,13 @@ def test_there_is_nothing_that_lets_it_do_more() -> None:
 
 
 def test_a_role_of_a_namespace_knows_no_nodes() -> None:
-    """A namespaced Role has all rules of the ClusterRole except those for nodes."""
-    nodes = {right for right in single_rights(everywhere()) if right.resource == "nodes"}
-    assert {right.verb for right in nodes} == {"list"}
-    assert set(single_rights(namespaced())) == set(single_rights(everywhere())) - nodes
+    """A namespaced Role has all rules of the ClusterRole except those for nodes and classes of gateways."""
+    cluster = {each for each in single_rights(everywhere()) if each.resource in ("nodes", "gatewayclasses")}
+    assert {(right.resource, right.verb) for right in cluster} == {
+        ("nodes", "list"),
+        ("gatewayclasses", "get"),
+    }
+    assert set(single_rights(namespaced())) == set(single_rights(everywhere())) - cluster
 
 
 def test_a_missing_optional_api_does_not_keep_it_from_starting() -> None:

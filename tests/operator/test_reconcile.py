@@ -194,6 +194,53 @@ async def test_the_engines_port_closes_when_the_gateway_has_answered(ground: Gro
     assert "no gateway has answered" not in " ".join((await ground.status()).get("advice", []))
 
 
+@pytest.mark.parametrize("read", [True, False], ids=["gateways may be read", "they may not"])
+async def test_a_route_of_gke_has_no_timeouts(ground: Ground, *, read: bool) -> None:
+    """GKE refuses routes with timeouts. A Gateway that may be read is known by its class before the route is
+    written; else GKE's answer to the route names it, and the route is written again. The policies of GKE come
+    and go with the controller."""
+    ground.cluster.absent = set()
+    group = {"apiVersion": "gateway.networking.k8s.io/v1"}
+    edge = {"metadata": {"name": "edge", "namespace": "forest"}, "spec": {"gatewayClassName": "gke-l7-rilb"}}
+    ground.cluster.put({**group, "kind": "Gateway", **edge})
+    if read:
+        spec = {"controllerName": "networking.gke.io/gateway"}
+        ground.cluster.put(
+            {**group, "kind": "GatewayClass", "metadata": {"name": "gke-l7-rilb"}, "spec": spec}
+        )
+    route = Target(kind_named("gateway.networking.k8s.io", "HTTPRoute"), "forest", "twig")
+
+    async def timeouts() -> bool:
+        found = await ground.cluster.get(route)
+        assert found is not None
+        return "timeouts" in found["spec"]["rules"][0]
+
+    ground.put(gateway={"mode": "Route", "parentRefs": [{"name": "edge"}]})
+    await ground.look()
+    assert await timeouts() is not read
+    assert ("apply HealthCheckPolicy twig" in ground.cluster.writes) is read
+
+    made = await ground.cluster.get(route)
+    assert made is not None
+    refused = {"type": "Accepted", "status": "False", "reason": "Invalid", "message": "GWCER104"}
+    answer = {
+        "controllerName": "networking.gke.io/gateway",
+        "parentRef": {"name": "edge"},
+        "conditions": [refused],
+    }
+    ground.cluster.put({**made, "status": {"parents": [answer]}})
+    await ground.look()
+    assert not await timeouts()
+    policies = ("HealthCheckPolicy", "GCPBackendPolicy")
+    for kind in policies:
+        assert await ground.cluster.get(Target(kind_named("networking.gke.io", kind), "forest", "twig"))
+
+    ground.put(gateway={"mode": "Envoy"})
+    await ground.look()
+    for kind in policies:
+        assert not await ground.cluster.get(Target(kind_named("networking.gke.io", kind), "forest", "twig"))
+
+
 async def test_an_invalid_spec_is_a_condition_and_engines_keep_running(ground: Ground) -> None:
     """An invalid spec leaves the running objects unchanged; a corrected one continues."""
     await ground.look()

@@ -1,5 +1,5 @@
-"""Capabilities of the cluster: optional APIs, node labels, access modes of claims; and the check at the
-start.
+"""Capabilities of the cluster: optional APIs, node labels, access modes of claims, controllers of gateways;
+and the check at the start.
 
 They are discovered periodically and kept in between, so that reconciling a pool sends no request for them.
 """
@@ -7,6 +7,7 @@ They are discovered periodically and kept in between, so that reconciling a pool
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ from .cluster_api import Cluster
 from .kinds import (
     CHILDREN,
     CLAIM,
+    GATEWAY,
+    GATEWAY_CLASS,
     NEWER,
     NODE,
     POOL,
@@ -43,6 +46,8 @@ from .kinds import (
 
 CLAIM_SECONDS: Final = 60.0
 """Time after which an absent claim is looked up again; access modes never change."""
+GATEWAY_SECONDS: Final = 60.0
+"""Time after which the class of a Gateway is read again."""
 PARALLEL_REVIEWS: Final = 16
 SHOWN: Final = 8
 """Missing rights that an error names."""
@@ -80,6 +85,8 @@ class Capabilities:
     latest: CapabilitySnapshot = CapabilitySnapshot()
     _claims: dict[Target, tuple[frozenset[str] | None, float]] = field(default_factory=dict)
     """Access modes of claims, or the time from which an absent one is looked up again."""
+    _controllers: dict[Target, tuple[str, float]] = field(default_factory=dict)
+    """Controller of each Gateway, empty if it is not known, and the time from which it is read again."""
     _counts: dict[str, dict[str, str]] = field(default_factory=dict)
     """Label with the number of accelerators of nodes that have none themselves, by the node's name."""
 
@@ -139,6 +146,29 @@ class Capabilities:
             known = frozenset(modes) if modes else None
             self._claims[target] = (known, until)
         return {} if known is None else {target.name: known}
+
+    async def controllers(self, pool: Pool) -> frozenset[str]:
+        """Return the controllers of the Gateways that a pool names, by the Gateways' classes. Those that are
+        absent or may not be read are left out; their answer to the route names them later."""
+        if pool.gateway.mode != "Route":
+            return frozenset()
+        named = [each for each in pool.gateway.parents if each.get("kind", "Gateway") == "Gateway"]
+        targets = [Target(GATEWAY, each.get("namespace", pool.namespace), each["name"]) for each in named]
+        return frozenset([await self._controller(target) for target in targets]) - {""}
+
+    async def _controller(self, gateway: Target) -> str:
+        known, until = self._controllers.get(gateway, ("", 0.0))
+        if time.monotonic() >= until:
+            with suppress(ClusterError):
+                name = await self._field(gateway, "gatewayClassName")
+                known = await self._field(Target(GATEWAY_CLASS, "", name), "controllerName") if name else ""
+            self._controllers[gateway] = known, time.monotonic() + GATEWAY_SECONDS
+        return known
+
+    async def _field(self, target: Target, name: str) -> str:
+        """Return a field of an object's spec; empty if either does not exist. Raises ClusterError."""
+        found = await self.cluster.get(target)
+        return str(((found or {}).get("spec") or {}).get(name) or "")
 
 
 def with_planned_first(found: Sequence[NodeFacts], status: Mapping[str, Any]) -> list[NodeFacts]:

@@ -70,6 +70,7 @@ class Target:
 _OPTIONAL: Final[Mapping[str, Api]] = {str(api): api for api in Api}
 _ENVOY_GATEWAY: Final = "gateway.envoyproxy.io"
 _GATEWAY: Final = "gateway.networking.k8s.io"
+_GKE: Final = "networking.gke.io"
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 POOL: Final = ObjectKind(OWN_GROUP, "v1alpha1", "InferencePool", "inferencepools")
@@ -81,13 +82,19 @@ CONFIG_MAP: Final = ObjectKind("", "v1", "ConfigMap", "configmaps")
 CLAIM: Final = ObjectKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 LEASE: Final = ObjectKind("coordination.k8s.io", "v1", "Lease", "leases")
 NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
+GATEWAY: Final = ObjectKind(_GATEWAY, "v1", "Gateway", "gateways")
+GATEWAY_CLASS: Final = ObjectKind(_GATEWAY, "v1", "GatewayClass", "gatewayclasses", namespaced=False)
 JOB: Final = ObjectKind("batch", "v1", "Job", "jobs")
 DAEMON_SET: Final = ObjectKind("apps", "v1", "DaemonSet", "daemonsets")
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
+HEALTH_CHECK_POLICY: Final = ObjectKind(_GKE, "v1", "HealthCheckPolicy", "healthcheckpolicies")
+GCP_BACKEND_POLICY: Final = ObjectKind(_GKE, "v1", "GCPBackendPolicy", "gcpbackendpolicies")
 
-NEWER: Final = frozenset({JOB, PRESET, DAEMON_SET})
-"""Kinds to which older charts give no right: only pools that use them need it, and say so."""
+NEWER: Final = frozenset(
+    {JOB, PRESET, DAEMON_SET, GATEWAY, GATEWAY_CLASS, HEALTH_CHECK_POLICY, GCP_BACKEND_POLICY}
+)
+"""Kinds to which older charts give no right: only pools that use them need it, and say so or do without."""
 
 CHILDREN: Final = (
     ObjectKind("", "v1", "ServiceAccount", "serviceaccounts"),
@@ -106,13 +113,16 @@ CHILDREN: Final = (
     ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
     ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
     ObjectKind(POOL_GROUP, "v1", "InferencePool", "inferencepools"),
+    HEALTH_CHECK_POLICY,
+    GCP_BACKEND_POLICY,
     ObjectKind(_GATEWAY, "v1", "HTTPRoute", "httproutes"),
     ObjectKind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
 )
 """Kinds of objects that pools consist of."""
 
 _BY_NAME: Final = {
-    (kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, PRESET, POD, EVENT, CLAIM, NODE, LEASE)
+    (kind.group, kind.kind): kind
+    for kind in (*CHILDREN, POOL, PRESET, POD, EVENT, CLAIM, NODE, LEASE, GATEWAY, GATEWAY_CLASS)
 }
 
 
@@ -164,6 +174,7 @@ def namespaced() -> list[Rule]:
         _rule(POD, (*READ, "patch")),
         _rule(CLAIM, _GET),
         _rule(PRESET, _LISTED),
+        _rule(GATEWAY, _GET),
     ]
     made = [_rule(kind, (*(_GET if kind == SECRET else READ), *WRITE)) for kind in CHILDREN]
     return merged([*own, *made, *picker_rules()])
@@ -176,8 +187,9 @@ def election() -> list[Rule]:
 
 
 def everywhere() -> list[Rule]:
-    """Return the rules of the ClusterRole: the same for all namespaces, and the labels of nodes."""
-    return merged([*namespaced(), _rule(NODE, ("list",))])
+    """Return the rules of the ClusterRole: the same for all namespaces, the labels of nodes, and classes of
+    gateways."""
+    return merged([*namespaced(), _rule(NODE, ("list",)), _rule(GATEWAY_CLASS, _GET)])
 
 
 def single_rights(rules: Iterable[Rule]) -> list[Right]:

@@ -29,6 +29,9 @@ PULL_SECONDS: Final = 900
 HANDSHAKE_SECONDS: Final = 600
 """vLLM's own limit for its engine processes to be ready (``VLLM_ENGINE_READY_TIMEOUT_S``)."""
 HEADLESS: Final = "--headless"
+HEALTH_PATH: Final = "/health"
+"""Path that fails once the engine's core has died, and needs no API key (facts: vLLM 5.6)."""
+READINESS: Final[Mapping[str, int]] = {"periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3}
 SAMPLER: Final = "OTEL_TRACES_SAMPLER"
 FOLLOW_CALLER: Final = "parentbased_always_off"
 """OpenTelemetry's sampler that traces what was sampled before, and begins no trace of its own."""
@@ -201,14 +204,13 @@ def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
 
 
 def _probes(plan: Plan) -> Json:
-    """Return the probes of an engine, whose port is closed until it is ready and whose /health fails once its
-    core has died (facts: vLLM 5.6). Liveness has two minutes, since a busy engine answers late and a restart
-    takes minutes."""
-    health = {"httpGet": {"path": "/health", "port": "http"}}
+    """Return the probes of an engine, whose port is closed until it is ready. Liveness has two minutes, since
+    a busy engine answers late and a restart takes minutes."""
+    health = {"httpGet": {"path": HEALTH_PATH, "port": "http"}}
     starting = math.ceil(plan.pod.startup_seconds / 10)
     return {
         "startupProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": starting},
-        "readinessProbe": {**health, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
+        "readinessProbe": {**health, **READINESS},
         "livenessProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 12},
     }
 

@@ -2,6 +2,7 @@
 
 InferencePool: the Inference Extension's pool (its ``status`` belongs to gateways) and an HTTPRoute to it;
 where the API is installed, also a BackendTLSPolicy for the picker, since Istio asks it in plaintext without.
+GKE's load balancers need a route without timeouts and two policies of their own (``networking.gke.io/v1``).
 EnvoyGateway: an HTTPRoute to the engines' Service, the picker as an EnvoyExtensionPolicy, its answer as an
 endpoint override (fields: gateway.envoyproxy.io/v1alpha1 of Envoy Gateway 1.9).
 """
@@ -10,15 +11,28 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvist_epp.names import DESTINATION_HEADER, DESTINATION_NAMESPACE, POOL_GROUP
+from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 from .bootstrap import BODY_BYTES, IDLE_SECONDS, MESSAGE_SECONDS
 from .engine_clients import ISTIO
+from .engine_roles import roles
+from .engine_workload import HEALTH_PATH, READINESS
 from .object_names import ENGINE, ENGINE_PORT, GRPC_PORT, PICKER, Api, Json, Note, ObjectNames, Site
 from .pods import quantity
 
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 ENVOY_GROUP: Final = "gateway.envoyproxy.io"
+GKE_GROUP: Final = "networking.gke.io"
+GKE: Final = "networking.gke.io/gateway"
+"""``controllerName`` of GKE's classes of gateways."""
+SERVING: Final = "USE_SERVING_PORT"
+"""The port of each endpoint. It is GKE's default, but rules of its CRD of 2026 refuse a probe that does not
+say so."""
+_LONGEST_ANSWER: Final = 24 * 3600
+"""Seconds after which GKE ends an answer; 30 by its own default, and no value means none."""
+_LONGEST_DRAIN: Final = 3600
+"""Most seconds for which GKE keeps connections to a pod that leaves."""
 _UNBOUNDED: Final = dict.fromkeys(
     ("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries"), 1_000_000
 )
@@ -30,7 +44,7 @@ _NEEDS: Final[Mapping[str, tuple[Api, ...]]] = {
 }
 
 
-def gateway(pool: Pool, site: Site) -> list[Json]:
+def gateway(pool: Pool, plan: Plan, site: Site) -> list[Json]:
     """Return the objects that attach the pool; none if an API is missing, since a route without the other
     objects would bypass the picker."""
     if pool.gateway.mode != "Route" or missing(pool, site):
@@ -38,17 +52,18 @@ def gateway(pool: Pool, site: Site) -> list[Json]:
     names = ObjectNames.of(pool)
     engines = {"group": "", "kind": "Service", "name": names.engine, "port": ENGINE_PORT, "weight": 1}
     if pool.picker.mode == "Off":
-        return [_route(names, pool, engines)]
+        return [*_gke_policies(names, pool, plan, site, engines), _route(names, pool, site, engines)]
     if pool.gateway.flavor == "InferencePool":
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": names.pool, "weight": 1}
         verified = [_verified(names)] if Api.BACKEND_TLS_POLICY in site.apis else []
-        return [*verified, _inference_pool(names, pool), _route(names, pool, backend)]
+        policies = _gke_policies(names, pool, plan, site, backend)
+        return [*verified, _inference_pool(names, pool), *policies, _route(names, pool, site, backend)]
     target = [{"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}]
     return [
         _verified(names),
         _traffic(names, target),
         _extension(names, pool, target),
-        _route(names, pool, engines),
+        _route(names, pool, site, engines),
     ]
 
 
@@ -98,18 +113,53 @@ def _inference_pool(names: ObjectNames, pool: Pool) -> Json:
     return names.child(f"{POOL_GROUP}/v1", "InferencePool", names.pool, PICKER, spec=spec)
 
 
-def _route(names: ObjectNames, pool: Pool, backend: Json) -> Json:
-    rule = {
-        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
-        "backendRefs": [backend],
-        "timeouts": {"request": "0s"},
-    }
+def _route(names: ObjectNames, pool: Pool, site: Site, backend: Json) -> Json:
+    """Return the route. It has no limit of time, since answers take minutes and some gateways' default is
+    15 s; but GKE refuses a route with timeouts, and then the whole Gateway stays as it was."""
+    rule: Json = {"matches": [{"path": {"type": "PathPrefix", "value": "/"}}], "backendRefs": [backend]}
+    if GKE not in site.gateways:
+        rule["timeouts"] = {"request": "0s"}
     # with the API's defaults, so that the object that is read equals the applied one
     parents = [{"group": GATEWAY_GROUP, "kind": "Gateway", **parent} for parent in pool.gateway.parents]
     spec: Json = {"parentRefs": parents, "rules": [rule]}
     if pool.gateway.hostnames:
         spec["hostnames"] = list(pool.gateway.hostnames)
     return names.child(f"{GATEWAY_GROUP}/v1", "HTTPRoute", names.engine, ENGINE, spec=spec)
+
+
+def _gke_policies(names: ObjectNames, pool: Pool, plan: Plan, site: Site, backend: Json) -> list[Json]:
+    """Return the policies by which GKE's load balancers treat the engines as a route should: health is asked
+    as the kubelet does (by default GKE asks ``/``, which vLLM answers with 404), and answers may take long.
+    Fields that the user adds to them stay."""
+    if GKE not in site.gateways:
+        return []
+    target = {key: backend[key] for key in ("group", "kind", "name")}
+    probe = {
+        "checkIntervalSec": READINESS["periodSeconds"],
+        "timeoutSec": READINESS["timeoutSeconds"],
+        "unhealthyThreshold": READINESS["failureThreshold"],
+        "healthyThreshold": 1,
+        "config": {
+            "type": "HTTP",
+            "httpHealthCheck": {"requestPath": HEALTH_PATH, "portSpecification": SERVING},
+        },
+    }
+    leaving = max(each.pod.grace_seconds for _, each in roles(pool, plan))
+    limits = {
+        "timeoutSec": _LONGEST_ANSWER,
+        "connectionDraining": {"drainingTimeoutSec": min(leaving, _LONGEST_DRAIN)},
+    }
+    found = (
+        (Api.HEALTH_CHECK_POLICY, "HealthCheckPolicy", probe),
+        (Api.GCP_BACKEND_POLICY, "GCPBackendPolicy", limits),
+    )
+    return [
+        names.child(
+            f"{GKE_GROUP}/v1", kind, names.engine, ENGINE, spec={"targetRef": target, "default": default}
+        )
+        for api, kind, default in found
+        if api in site.apis
+    ]
 
 
 def _verified(names: ObjectNames) -> Json:

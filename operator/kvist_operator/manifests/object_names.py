@@ -134,6 +134,8 @@ class Api(StrEnum):
     INFERENCE_POOL = "inferencepools.inference.networking.k8s.io"
     EXTENSION_POLICY = "envoyextensionpolicies.gateway.envoyproxy.io"
     TRAFFIC_POLICY = "backendtrafficpolicies.gateway.envoyproxy.io"
+    HEALTH_CHECK_POLICY = "healthcheckpolicies.networking.gke.io"
+    GCP_BACKEND_POLICY = "gcpbackendpolicies.networking.gke.io"
     POD_MONITOR = "podmonitors.monitoring.coreos.com"
 
 
@@ -148,7 +150,8 @@ class Site:
     node_labels: Sequence[Mapping[str, str]] = ()
     """Labels of each node; empty where nodes may not be read."""
     gateways: frozenset[str] = frozenset()
-    """Controllers of gateways that have answered the pool's route (``status.parents`` of an HTTPRoute)."""
+    """Controllers of the pool's gateways: those of their classes, as far as they may be read, and those that
+    have answered the pool's route (``status.parents`` of an HTTPRoute)."""
     storage: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What engines of other pools of the namespace agree on to share blocks (``status.plan.storage``), by the
     name of the pool."""

@@ -38,6 +38,8 @@ ORDER: Final = (
     "BackendTrafficPolicy",
     "EnvoyExtensionPolicy",
     "InferencePool",
+    "HealthCheckPolicy",
+    "GCPBackendPolicy",
     "HTTPRoute",
     "PodMonitor",
 )
@@ -73,7 +75,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
         *_servers(pool, plan, site),
         *picker(pool, plan, site, found),
         *envoy(pool, site),
-        *gateway(pool, site),
+        *gateway(pool, plan, site),
         *policies(pool, plan, clients),
         *monitoring(pool, site),
     ]

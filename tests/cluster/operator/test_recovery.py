@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.client import CRDS, Client, Namespace, client
+from tests.cluster.client import CRDS, GAIE, Client, Namespace, client
 from tests.cluster.collecting import collecting
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.keys import LEEWAY_SECONDS
@@ -25,7 +25,6 @@ from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, ObjectKind, Targe
 from kvist_sim.relays import TcpRelay
 
 pytestmark = pytest.mark.timeout(300)
-GAIE = "inferencepools.inference.networking.k8s.io"
 ROUTES = "httproutes.gateway.networking.k8s.io"
 SERVICE = ObjectKind("", "v1", "Service", "services")
 GATEWAY = {"mode": "Route", "parentRefs": [{"name": "front"}]}
