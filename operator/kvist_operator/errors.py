@@ -12,7 +12,8 @@
     │   ├── Conflict         409: the object has changed, or is another one
     │   ├── Forbidden        401, 403: the operator lacks a right
     │   ├── QuotaExceeded    403 of a ResourceQuota
-    │   ├── Refused          400, 403, 413, 422: the object was rejected by validation or admission
+    │   ├── Refused          400, 403, 413, 422: the object was rejected by validation or admission; 500: the
+    │   │                    cluster's version of its kind lacks a field
     │   ├── NotServed        404 for a whole API, or for a namespace that has gone
     │   └── Unavailable      429, 5xx, no answer: to be tried again
     ├── FleetError       a picker does not answer GET /fleet, or not correctly

@@ -1,7 +1,7 @@
 """CRDs of other projects, from their Go modules: Gateway API and Envoy Gateway, the Prometheus operator.
 
-LeaderWorkerSet and GKE's policies are on no module proxy; ``LWS`` and ``GKE`` have the fields and limits that
-facts and their documentation name.
+LeaderWorkerSet and the policies of GKE and NGINX are on no module proxy; ``LWS``, ``GKE`` and ``NGINX`` have
+the fields and limits that facts and their documentation name.
 """
 
 import functools
@@ -131,9 +131,15 @@ _LIMITS = {
 }
 
 
-def _crd(group: str, kind: str, plural: str, spec: Any, status: Any, **more: Any) -> dict[str, Any]:
-    version = {
-        "name": "v1",
+_SIZE = {"type": "string", "pattern": r"^\d{1,4}(k|m|g)?$"}
+_TIME = {"type": "string", "pattern": r"^[0-9]{1,4}(ms|s|m|h)?$"}
+
+
+def _crd(
+    group: str, kind: str, plural: str, spec: Any, status: Any, version: str = "v1", **more: Any
+) -> dict[str, Any]:
+    served = {
+        "name": version,
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec, "status": status}}},
@@ -150,7 +156,7 @@ def _crd(group: str, kind: str, plural: str, spec: Any, status: Any, **more: Any
             "group": group,
             "scope": "Namespaced",
             "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
-            "versions": [version],
+            "versions": [served],
         },
     }
 
@@ -164,10 +170,33 @@ def _policy_of_gke(kind: str, plural: str, default: Any) -> dict[str, Any]:
     return _crd("networking.gke.io", kind, plural, spec, _TEMPLATE)
 
 
+def _policy_of_nginx(kind: str, plural: str, **properties: Any) -> dict[str, Any]:
+    spec = {"type": "object", "required": [*properties][:1], "properties": properties}
+    return _crd("gateway.nginx.org", kind, plural, spec, _TEMPLATE, "v1alpha1")
+
+
+def _fields(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
 LWS = _crd("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "leaderworkersets", _SPEC, _STATUS, scale=_SCALE)
 GKE = (
     _policy_of_gke("HealthCheckPolicy", "healthcheckpolicies", _HEALTH),
     _policy_of_gke("GCPBackendPolicy", "gcpbackendpolicies", _LIMITS),
+)
+NGINX = (
+    _policy_of_nginx(
+        "ClientSettingsPolicy",
+        "clientsettingspolicies",
+        targetRef=_TARGET,
+        body=_fields(maxSize=_SIZE, timeout=_TIME),
+    ),
+    _policy_of_nginx(
+        "ProxySettingsPolicy",
+        "proxysettingspolicies",
+        targetRefs={"type": "array", "minItems": 1, "items": _TARGET},
+        timeout=_fields(connect=_TIME, read=_TIME, send=_TIME),
+    ),
 )
 
 
@@ -199,7 +228,7 @@ def crds() -> list[dict[str, Any]]:
     for plural in ENVOY_POLICIES:
         found += _documents(_crd_chart() / "generated" / f"gateway.envoyproxy.io_{plural}.yaml")
     monitors = module(PROMETHEUS) / "example" / "prometheus-operator-crd"
-    return [*found, *_documents(monitors / "monitoring.coreos.com_podmonitors.yaml"), LWS, *GKE]
+    return [*found, *_documents(monitors / "monitoring.coreos.com_podmonitors.yaml"), LWS, *GKE, *NGINX]
 
 
 @functools.cache

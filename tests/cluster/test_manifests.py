@@ -10,7 +10,7 @@ from tests.operator.manifested import SITE
 
 from kvist_operator.apply import Changes, changes, key_of
 from kvist_operator.manifests import Rendered, Site, render
-from kvist_operator.manifests.gateway import GKE
+from kvist_operator.manifests.object_names import ENVOY_GATEWAY, GKE, NGINX
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.pool import Source
 
@@ -23,6 +23,8 @@ PLURALS = {
     "EnvoyExtensionPolicy": "envoyextensionpolicies",
     "HealthCheckPolicy": "healthcheckpolicies",
     "GCPBackendPolicy": "gcpbackendpolicies",
+    "ClientSettingsPolicy": "clientsettingspolicies",
+    "ProxySettingsPolicy": "proxysettingspolicies",
 }
 Json = dict[str, Any]
 
@@ -110,6 +112,15 @@ async def test_policies_of_gke_are_taken_and_keep_what_a_user_adds(
     kept = (await apply(restricted, limits))["spec"]["default"]
     assert kept["securityPolicy"] == "armor"
     assert kept["timeoutSec"] == limits["spec"]["default"]["timeoutSec"]
+
+
+@pytest.mark.parametrize("controller", [NGINX, ENVOY_GATEWAY])
+async def test_policies_of_other_gateways_are_taken(restricted: Namespace, controller: str) -> None:
+    """The API server takes the policies that only one gateway has, and nothing is left to write."""
+    [case] = [case for case in cases("valid") if case.name == "route"]
+    pool, wanted = await pool_in(restricted, case.pool, replace(SITE, gateways=frozenset({controller})))
+    assert len(wanted.objects) > len(render(pool, planned(case.pool), SITE).objects)
+    assert await carried_out(restricted, pool, wanted) == Changes()
 
 
 def templates(wanted: Rendered) -> list[tuple[str, Json]]:

@@ -40,6 +40,7 @@ ENDING = 'deployments.apps "t" is forbidden: unable to create new content in nam
         (422, 'Deployment.apps "t" is invalid: spec.replicas: Invalid value: -1', Refused),
         (429, "too many requests", Unavailable),
         (500, 'failed calling webhook "policy.example.com"', Unavailable),
+        (500, "failed to create typed patch object: .spec.x: field not declared in schema", Refused),
         (503, "", Unavailable),
     ],
 )

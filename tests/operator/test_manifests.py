@@ -19,8 +19,7 @@ from kvist_epp.names import POOL_GROUP
 from kvist_epp.settings.settings import Settings
 from kvist_operator.errors import RenderError
 from kvist_operator.manifests import Api, Site
-from kvist_operator.manifests.engine_clients import ISTIO
-from kvist_operator.manifests.gateway import GKE
+from kvist_operator.manifests.object_names import ENVOY_GATEWAY, GKE, HIGRESS, ISTIO, NGINX
 from kvist_operator.manifests.pods import quantity
 from kvist_operator.spec import read_pool
 from kvist_operator.spec.fields import bytes_of
@@ -381,13 +380,14 @@ def test_pools_of_the_extension_have_a_policy_for_tls_where_its_api_is(*, there:
 
 
 def test_istio_without_the_api_for_tls_is_advice() -> None:
-    """A pool whose route Istio's controller has is advised of the missing API, and no other pool."""
+    """A pool whose route Istio, or Higress, has is advised of the missing API, and no other pool."""
     without = SITE.apis - {Api.BACKEND_TLS_POLICY}
 
     def reasons(case: str, **site: Any) -> set[str]:
         return {note.reason for note in rendered(case, replace(SITE, **site)).notes if not note.condition}
 
-    assert "TlsPolicyMissing" in reasons("route", apis=without, gateways=frozenset({ISTIO}))
+    for controller in (ISTIO, HIGRESS):
+        assert "TlsPolicyMissing" in reasons("route", apis=without, gateways=frozenset({controller}))
     assert "TlsPolicyMissing" not in reasons("route", gateways=frozenset({ISTIO}))
     assert "TlsPolicyMissing" not in reasons(
         "route", apis=without, gateways=frozenset({"kgateway.dev/kgateway"})
@@ -433,12 +433,46 @@ def test_gke_keeps_connections_for_an_hour_at_most() -> None:
     assert limits["connectionDraining"]["drainingTimeoutSec"] == 3600
 
 
-def test_other_gateways_get_timeouts_and_no_policies_of_gke() -> None:
-    """A cluster of GKE may have another gateway, whose route would end after its own default."""
+def test_nginx_takes_large_prompts_and_waits_for_answers() -> None:
+    """nginx refuses bodies over 1 MiB and ends answers that pause for a minute: the policies of its Gateway
+    Fabric allow what the pool's own Envoy allows, for this route alone."""
+    found = rendered("route", replace(SITE, gateways=frozenset({NGINX})))
+    client = one(found, "ClientSettingsPolicy", "twig")["spec"]
+    proxy = one(found, "ProxySettingsPolicy", "twig")["spec"]
+    route = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "name": "twig"}
+
+    assert client["targetRef"] == route
+    assert proxy["targetRefs"] == [route]
+    assert client["body"]["maxSize"] == "32m"
+    assert proxy["timeout"]["read"] == "24h"
+
+
+def test_envoy_ai_gateway_sends_any_number_of_requests_at_once() -> None:
+    """Envoy's default is 1,024 requests at once for each route. The flavor of Envoy Gateway keeps its own
+    policy of that name."""
+    site = replace(SITE, gateways=frozenset({ENVOY_GATEWAY}))
+    spec = one(rendered("route", site), "BackendTrafficPolicy", "twig")["spec"]
+    assert spec["targetRefs"] == [{"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "name": "twig"}]
+    assert spec["circuitBreaker"]["maxParallelRequests"] >= 100_000
+    own = rendered("envoy-gateway", site)
+    assert one(own, "BackendTrafficPolicy", "twig")["spec"]["routingType"] == "Endpoint"
+    assert own.objects == rendered("envoy-gateway").objects
+
+
+def test_other_gateways_get_timeouts_and_no_policies_of_their_own() -> None:
+    """A cluster of GKE may have another gateway, whose route would end after its own default; policies of
+    which a cluster has no API are left out."""
+    policies = {
+        "HealthCheckPolicy",
+        "GCPBackendPolicy",
+        "ClientSettingsPolicy",
+        "ProxySettingsPolicy",
+        "BackendTrafficPolicy",
+    }
     for site in (SITE, replace(SITE, gateways=frozenset({ISTIO}))):
         found = rendered("route", site)
         assert one(found, "HTTPRoute", "twig")["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
-        assert not {"HealthCheckPolicy", "GCPBackendPolicy"} & {made["kind"] for made in found.objects}
+        assert not policies & {made["kind"] for made in found.objects}
     bare = replace(SITE, gateways=frozenset({GKE}), apis=SITE.apis - {Api.GCP_BACKEND_POLICY})
     kinds = {made["kind"] for made in rendered("route", bare).objects}
     assert "HealthCheckPolicy" in kinds

@@ -26,11 +26,12 @@ from kvist_operator.cluster.kinds import (
 )
 from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
 from kvist_operator.cluster.presets import Presets
-from kvist_operator.errors import Forbidden, ModelNotFound, OperatorError, Refused, Unavailable
+from kvist_operator.errors import ClusterError, Forbidden, ModelNotFound, OperatorError, Refused, Unavailable
 from kvist_operator.manifests import Site
 from kvist_operator.models.shape import ModelFiles
 from kvist_operator.models.source import from_model_files, model_facts
 from kvist_operator.plan import Plan
+from kvist_operator.reconcile import applier
 from kvist_operator.reconcile.model_cache import ModelCache, ModelFacts, ModelQuery, look_up_facts
 from kvist_operator.reconcile.picker_client import PickerClient
 from kvist_operator.reconcile.reconciler import Reconciler
@@ -239,6 +240,51 @@ async def test_a_route_of_gke_has_no_timeouts(ground: Ground, *, read: bool) -> 
     await ground.look()
     for kind in policies:
         assert not await ground.cluster.get(Target(kind_named("networking.gke.io", kind), "forest", "twig"))
+
+
+async def test_a_refused_policy_of_a_gateway_is_advice_and_the_pool_is_attached(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that only raises a gateway's limits holds nothing up: advice quotes the refusal. It is tried
+    again after a while, and the advice ends once it is there."""
+    ground.cluster.absent = set()
+    group = {"apiVersion": "gateway.networking.k8s.io/v1"}
+    edge = {"metadata": {"name": "edge", "namespace": "forest"}, "spec": {"gatewayClassName": "nginx"}}
+    spec = {"controllerName": "gateway.nginx.org/nginx-gateway-controller"}
+    ground.cluster.put({**group, "kind": "Gateway", **edge})
+    ground.cluster.put({**group, "kind": "GatewayClass", "metadata": {"name": "nginx"}, "spec": spec})
+    ground.put(gateway={"mode": "Route", "parentRefs": [{"name": "edge"}]})
+    error = Refused("apply ProxySettingsPolicy twig: .spec.timeout: field not declared in schema", 500)
+    tried = []
+
+    def refuse(_verb: str, target: Target) -> ClusterError | None:
+        tried.append(target.kind.kind)
+        return error if target.kind.kind == "ProxySettingsPolicy" else None
+
+    def attempts() -> int:
+        return tried.count("ProxySettingsPolicy")
+
+    ground.cluster.refuse = refuse
+    await ground.look()
+    advice = " ".join((await ground.status())["advice"])
+    assert "ProxySettingsPolicy twig could not be written" in advice
+    assert "field not declared in schema" in advice
+    assert "apply ClientSettingsPolicy twig" in ground.cluster.writes
+    assert "apply HTTPRoute twig" in ground.cluster.writes
+    assert (await ground.said("Progressing"))["reason"] != "ObjectRefused"
+
+    await ground.look()
+    assert attempts() == 1
+    assert ground.cluster.writes == []
+    monkeypatch.setattr(applier, "REFUSED_SECONDS", 0.0)
+    ground.restart()
+    await ground.look()
+    await ground.look()
+    assert attempts() == 3
+    ground.cluster.refuse = lambda _verb, _target: None
+    await ground.look()
+    assert "apply ProxySettingsPolicy twig" in ground.cluster.writes
+    assert "could not be written" not in " ".join((await ground.status()).get("advice", []))
 
 
 async def test_an_invalid_spec_is_a_condition_and_engines_keep_running(ground: Ground) -> None:

@@ -71,6 +71,7 @@ _OPTIONAL: Final[Mapping[str, Api]] = {str(api): api for api in Api}
 _ENVOY_GATEWAY: Final = "gateway.envoyproxy.io"
 _GATEWAY: Final = "gateway.networking.k8s.io"
 _GKE: Final = "networking.gke.io"
+_NGINX: Final = "gateway.nginx.org"
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 POOL: Final = ObjectKind(OWN_GROUP, "v1alpha1", "InferencePool", "inferencepools")
@@ -88,12 +89,15 @@ JOB: Final = ObjectKind("batch", "v1", "Job", "jobs")
 DAEMON_SET: Final = ObjectKind("apps", "v1", "DaemonSet", "daemonsets")
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
-HEALTH_CHECK_POLICY: Final = ObjectKind(_GKE, "v1", "HealthCheckPolicy", "healthcheckpolicies")
-GCP_BACKEND_POLICY: Final = ObjectKind(_GKE, "v1", "GCPBackendPolicy", "gcpbackendpolicies")
-
-NEWER: Final = frozenset(
-    {JOB, PRESET, DAEMON_SET, GATEWAY, GATEWAY_CLASS, HEALTH_CHECK_POLICY, GCP_BACKEND_POLICY}
+GATEWAY_POLICIES: Final = (
+    ObjectKind(_GKE, "v1", "HealthCheckPolicy", "healthcheckpolicies"),
+    ObjectKind(_GKE, "v1", "GCPBackendPolicy", "gcpbackendpolicies"),
+    ObjectKind(_NGINX, "v1alpha1", "ClientSettingsPolicy", "clientsettingspolicies"),
+    ObjectKind(_NGINX, "v1alpha1", "ProxySettingsPolicy", "proxysettingspolicies"),
 )
+"""Policies of single gateways."""
+
+NEWER: Final = frozenset({JOB, PRESET, DAEMON_SET, GATEWAY, GATEWAY_CLASS, *GATEWAY_POLICIES})
 """Kinds to which older charts give no right: only pools that use them need it, and say so or do without."""
 
 CHILDREN: Final = (
@@ -113,8 +117,7 @@ CHILDREN: Final = (
     ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
     ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
     ObjectKind(POOL_GROUP, "v1", "InferencePool", "inferencepools"),
-    HEALTH_CHECK_POLICY,
-    GCP_BACKEND_POLICY,
+    *GATEWAY_POLICIES,
     ObjectKind(_GATEWAY, "v1", "HTTPRoute", "httproutes"),
     ObjectKind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
 )

@@ -15,6 +15,7 @@ why, goes out as notes, each of which becomes a condition.
 - ``picker``: the pickers' Deployment, Services and rights.
 - ``tokenizer``: the pickers' tokenizer and chat settings.
 - ``gateway``: routes and policies for a Gateway.
+- ``gateway_policies``: policies of single gateways: GKE, NGINX Gateway Fabric, Envoy AI Gateway.
 - ``envoy``: the pool's own Envoy.
 - ``bootstrap``: the configuration of that Envoy.
 - ``engine_clients``: the pods that may connect to the engines.

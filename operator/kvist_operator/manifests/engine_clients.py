@@ -12,10 +12,8 @@ from typing import Final
 
 from kvist_operator.spec.pool import Pool
 
-from .object_names import Api, Json, Note, Site
+from .object_names import ENVOY_GATEWAY, ISTIO, NGINX, Api, Json, Note, Site
 
-ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/gatewayclass-controller"
-ISTIO: Final = "istio.io/gateway-controller"
 UNKNOWN: Final = "ClientsUnknown"
 UNSCRAPED: Final = "MetricsClosed"
 REMEDY: Final = "name them in spec.networkPolicy.from, or set spec.networkPolicy.mode: Open"
@@ -125,6 +123,6 @@ CONTROLLERS: Final[Mapping[str, Callable[[str, str], list[Json]]]] = {
     ISTIO: _named_pods,
     "kgateway.dev/kgateway": _named_pods,
     "agentgateway.dev/agentgateway": _named_pods,
-    "gateway.nginx.org/nginx-gateway-controller": _named_pods,
+    NGINX: _named_pods,
 }
 """``controllerName`` of gateways that run as pods → their peers, by a Gateway's name and namespace."""

@@ -1,8 +1,8 @@
 """``gateway.mode: Route``: objects that attach a pool to an existing Gateway, in one of two flavors. Pure.
 
 InferencePool: the Inference Extension's pool (its ``status`` belongs to gateways) and an HTTPRoute to it;
-where the API is installed, also a BackendTLSPolicy for the picker, since Istio asks it in plaintext without.
-GKE's load balancers need a route without timeouts and two policies of their own (``networking.gke.io/v1``).
+where the API is installed, also a BackendTLSPolicy for the picker, since Istio asks it in plaintext without;
+and what the gateway's own policies have to say of such routes (``gateway_policies``).
 EnvoyGateway: an HTTPRoute to the engines' Service, the picker as an EnvoyExtensionPolicy, its answer as an
 endpoint override (fields: gateway.envoyproxy.io/v1alpha1 of Envoy Gateway 1.9).
 """
@@ -15,28 +15,25 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 from .bootstrap import BODY_BYTES, IDLE_SECONDS, MESSAGE_SECONDS
-from .engine_clients import ISTIO
-from .engine_roles import roles
-from .engine_workload import HEALTH_PATH, READINESS
-from .object_names import ENGINE, ENGINE_PORT, GRPC_PORT, PICKER, Api, Json, Note, ObjectNames, Site
+from .gateway_policies import ENVOY_GROUP, GATEWAY_GROUP, UNBOUNDED, own_policies
+from .object_names import (
+    ENGINE,
+    ENGINE_PORT,
+    GKE,
+    GRPC_PORT,
+    HIGRESS,
+    ISTIO,
+    PICKER,
+    Api,
+    Json,
+    Note,
+    ObjectNames,
+    Site,
+)
 from .pods import quantity
 
-GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
-ENVOY_GROUP: Final = "gateway.envoyproxy.io"
-GKE_GROUP: Final = "networking.gke.io"
-GKE: Final = "networking.gke.io/gateway"
-"""``controllerName`` of GKE's classes of gateways."""
-SERVING: Final = "USE_SERVING_PORT"
-"""The port of each endpoint. It is GKE's default, but rules of its CRD of 2026 refuse a probe that does not
-say so."""
-_LONGEST_ANSWER: Final = 24 * 3600
-"""Seconds after which GKE ends an answer; 30 by its own default, and no value means none."""
-_LONGEST_DRAIN: Final = 3600
-"""Most seconds for which GKE keeps connections to a pod that leaves."""
-_UNBOUNDED: Final = dict.fromkeys(
-    ("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries"), 1_000_000
-)
-"""Circuit breaker without limits: engines and pickers have queues of their own."""
+_PLAINTEXT: Final = {ISTIO: "Istio", HIGRESS: "Higress"}
+"""Gateways that ask pickers in plaintext unless a policy says otherwise, by their controllers."""
 _RETRIED: Final = ("connect-failure", "refused-stream", "reset")
 _NEEDS: Final[Mapping[str, tuple[Api, ...]]] = {
     "InferencePool": (Api.HTTP_ROUTE, Api.INFERENCE_POOL),
@@ -52,11 +49,11 @@ def gateway(pool: Pool, plan: Plan, site: Site) -> list[Json]:
     names = ObjectNames.of(pool)
     engines = {"group": "", "kind": "Service", "name": names.engine, "port": ENGINE_PORT, "weight": 1}
     if pool.picker.mode == "Off":
-        return [*_gke_policies(names, pool, plan, site, engines), _route(names, pool, site, engines)]
+        return [*own_policies(names, pool, plan, site, engines), _route(names, pool, site, engines)]
     if pool.gateway.flavor == "InferencePool":
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": names.pool, "weight": 1}
         verified = [_verified(names)] if Api.BACKEND_TLS_POLICY in site.apis else []
-        policies = _gke_policies(names, pool, plan, site, backend)
+        policies = own_policies(names, pool, plan, site, backend)
         return [*verified, _inference_pool(names, pool), *policies, _route(names, pool, site, backend)]
     target = [{"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}]
     return [
@@ -84,15 +81,17 @@ def missing(pool: Pool, site: Site) -> list[Note]:
 
 
 def plaintext(pool: Pool, site: Site) -> list[Note]:
-    """Return advice for pools whose pickers Istio asks in plaintext, since it lacks the policy for TLS."""
-    asked = pool.gateway.of_extension and pool.picker.mode != "Off" and ISTIO in site.gateways
+    """Return advice for pools whose pickers a gateway asks in plaintext, since it lacks the policy for
+    TLS."""
+    asking = [name for controller, name in _PLAINTEXT.items() if controller in site.gateways]
+    asked = pool.gateway.of_extension and pool.picker.mode != "Off" and asking
     if not asked or Api.BACKEND_TLS_POLICY in site.apis:
         return []
     service = ObjectNames.of(pool).picker
     text = (
-        f"Istio asks the pickers in plaintext, and each request fails: install {Api.BACKEND_TLS_POLICY} v1 "
-        f"(Gateway API 1.4, Istio 1.28), or create a DestinationRule for the Service {service} with TLS mode "
-        "SIMPLE and insecureSkipVerify, and ignore this"
+        f"{asking[0]} asks the pickers in plaintext, and each request fails: install "
+        f"{Api.BACKEND_TLS_POLICY} v1 (Gateway API 1.4, Istio 1.28), or create a DestinationRule for the "
+        f"Service {service} with TLS mode SIMPLE and insecureSkipVerify, and ignore this"
     )
     return [Note("", "TlsPolicyMissing", text)]
 
@@ -127,41 +126,6 @@ def _route(names: ObjectNames, pool: Pool, site: Site, backend: Json) -> Json:
     return names.child(f"{GATEWAY_GROUP}/v1", "HTTPRoute", names.engine, ENGINE, spec=spec)
 
 
-def _gke_policies(names: ObjectNames, pool: Pool, plan: Plan, site: Site, backend: Json) -> list[Json]:
-    """Return the policies by which GKE's load balancers treat the engines as a route should: health is asked
-    as the kubelet does (by default GKE asks ``/``, which vLLM answers with 404), and answers may take long.
-    Fields that the user adds to them stay."""
-    if GKE not in site.gateways:
-        return []
-    target = {key: backend[key] for key in ("group", "kind", "name")}
-    probe = {
-        "checkIntervalSec": READINESS["periodSeconds"],
-        "timeoutSec": READINESS["timeoutSeconds"],
-        "unhealthyThreshold": READINESS["failureThreshold"],
-        "healthyThreshold": 1,
-        "config": {
-            "type": "HTTP",
-            "httpHealthCheck": {"requestPath": HEALTH_PATH, "portSpecification": SERVING},
-        },
-    }
-    leaving = max(each.pod.grace_seconds for _, each in roles(pool, plan))
-    limits = {
-        "timeoutSec": _LONGEST_ANSWER,
-        "connectionDraining": {"drainingTimeoutSec": min(leaving, _LONGEST_DRAIN)},
-    }
-    found = (
-        (Api.HEALTH_CHECK_POLICY, "HealthCheckPolicy", probe),
-        (Api.GCP_BACKEND_POLICY, "GCPBackendPolicy", limits),
-    )
-    return [
-        names.child(
-            f"{GKE_GROUP}/v1", kind, names.engine, ENGINE, spec={"targetRef": target, "default": default}
-        )
-        for api, kind, default in found
-        if api in site.apis
-    ]
-
-
 def _verified(names: ObjectNames) -> Json:
     """Return the policy by which the gateway trusts the authority of the pickers' certificates."""
     spec = {
@@ -193,7 +157,7 @@ def _traffic(names: ObjectNames, target: list[Json]) -> Json:
                 "connectionIdleTimeout": f"{IDLE_SECONDS}s",
             },
         },
-        "circuitBreaker": _UNBOUNDED,
+        "circuitBreaker": UNBOUNDED,
         "requestBuffer": {"limit": quantity(BODY_BYTES)},
     }
     return names.child(f"{ENVOY_GROUP}/v1alpha1", "BackendTrafficPolicy", names.engine, ENGINE, spec=spec)
@@ -222,7 +186,7 @@ def _extension(names: ObjectNames, pool: Pool, target: list[Json]) -> Json:
             "retryOn": {"triggers": list(_RETRIED)},
             "perRetry": {"backOff": {"baseInterval": "10ms", "maxInterval": "50ms"}},
         },
-        "circuitBreaker": _UNBOUNDED,
+        "circuitBreaker": UNBOUNDED,
     }
     processor = {
         "backendRefs": [{"group": "", "kind": "Service", "name": names.picker, "port": GRPC_PORT}],

@@ -125,6 +125,15 @@ PICKER_IMAGE: Final = f"kvist-epp:{kvist_epp.__version__}"
 ENVOY_IMAGE: Final = "envoyproxy/envoy:v1.40.0"
 
 
+ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/gatewayclass-controller"
+GKE: Final = "networking.gke.io/gateway"
+HIGRESS: Final = "higress.io/gateway-controller"
+ISTIO: Final = "istio.io/gateway-controller"
+NGINX: Final = "gateway.nginx.org/nginx-gateway-controller"
+"""``controllerName`` of classes of gateways: Envoy Gateway and Envoy AI Gateway, GKE, Higress, Istio, NGINX
+Gateway Fabric."""
+
+
 class Api(StrEnum):
     """An API that a cluster may lack: the name of its CRD."""
 
@@ -136,6 +145,8 @@ class Api(StrEnum):
     TRAFFIC_POLICY = "backendtrafficpolicies.gateway.envoyproxy.io"
     HEALTH_CHECK_POLICY = "healthcheckpolicies.networking.gke.io"
     GCP_BACKEND_POLICY = "gcpbackendpolicies.networking.gke.io"
+    CLIENT_SETTINGS = "clientsettingspolicies.gateway.nginx.org"
+    PROXY_SETTINGS = "proxysettingspolicies.gateway.nginx.org"
     POD_MONITOR = "podmonitors.monitoring.coreos.com"
 
 

@@ -40,6 +40,8 @@ ORDER: Final = (
     "InferencePool",
     "HealthCheckPolicy",
     "GCPBackendPolicy",
+    "ClientSettingsPolicy",
+    "ProxySettingsPolicy",
     "HTTPRoute",
     "PodMonitor",
 )

@@ -6,6 +6,7 @@ cluster.
 """
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,10 +15,10 @@ from kvist_operator.apply import Key, Step, Verb, changes, key_of
 from kvist_operator.apply.changes import owned
 from kvist_operator.apply.upgrades import PendingChange
 from kvist_operator.cluster.cluster_api import Cluster, Json
-from kvist_operator.cluster.kinds import DEPLOYMENT, Target, kind_named, target_of
+from kvist_operator.cluster.kinds import DEPLOYMENT, GATEWAY_POLICIES, Target, kind_named, target_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, Unavailable
-from kvist_operator.manifests import Rendered
+from kvist_operator.manifests import Note, Rendered
 from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT
 from kvist_operator.spec.pool import Pool
 
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 ROUNDS: Final = 4
 """A round may reveal something (a name in use, an absent object) that the next one deals with."""
+
+REFUSED_SECONDS: Final = 300.0
+"""Time after which a policy that was refused is tried again."""
 
 OnScaleDown = Callable[[Pool, int], Awaitable[None]]
 """Called before the engines' replicas are lowered to this number."""
@@ -38,6 +42,8 @@ class ApplyResult:
     waits: tuple[str, ...] = ()
     failures: tuple[ClusterError, ...] = ()
     """Errors of the API server, in the order of the objects."""
+    notes: tuple[Note, ...] = ()
+    """Policies that were refused, without which a pool serves within the gateway's own limits."""
     pending: PendingChange | None = None
     """Change of workloads that waits for the pool's owner."""
 
@@ -52,6 +58,8 @@ class Applier:
     settled: dict[Target, tuple[str, str]] = field(default_factory=dict)
     """Objects that an apply did not change although they differ from the intent: hash of the intent and
     resource version. Applying again would not change them either."""
+    _refused: dict[Target, tuple[str, float, Note]] = field(default_factory=dict)
+    """Policies that were refused: hash of the intent, time of the next attempt, and what to say."""
 
     async def apply(self, pool: Pool, rendered: Rendered) -> ApplyResult:
         """Write what differs. Raises Unavailable or Conflict to be called again; completed writes stay."""
@@ -70,31 +78,60 @@ class Applier:
                 except (Unavailable, Conflict):
                     raise
                 except ClusterError as error:
+                    if step.body is not None and self._spared(target_in(pool, step.key), step.body, error):
+                        run.spared.add(step.key)
+                        continue
                     logger.warning("%s/%s: writing its objects failed: %s", pool.namespace, pool.name, error)
                     run.tried.add(step.key)
                     run.failures.append(error)
-        if run.tried:
-            names = ", ".join(map(str, sorted(run.tried)))
-            done, failed = len(run.tried) - len(run.failures), len(run.failures)
+        if tried := run.tried - run.spared:
+            names = ", ".join(map(str, sorted(tried)))
+            done, failed = len(tried) - len(run.failures), len(run.failures)
             logger.info(
                 "%s/%s: objects written or deleted: %d, failed: %d (%s)",
                 *(pool.namespace, pool.name, done, failed, names),
             )
-        return ApplyResult(conflicts=found.conflicts, waits=found.waits, failures=tuple(run.failures))
+        return ApplyResult(
+            conflicts=found.conflicts,
+            waits=found.waits,
+            failures=tuple(run.failures),
+            notes=self._notes(pool, rendered),
+        )
 
     def forget(self, pool: PoolKey) -> None:
         """Drop what is known of a pool that was deleted."""
-        gone = [t for t in self.settled if t.namespace == pool.namespace and t.name.startswith(pool.name)]
-        for target in gone:
-            del self.settled[target]
+        for known in (self.settled, self._refused):
+            gone = [t for t in known if t.namespace == pool.namespace and t.name.startswith(pool.name)]
+            for target in gone:
+                del known[target]
+
+    def _spared(self, target: Target, body: Json, error: ClusterError) -> bool:
+        """Remember a refused policy of the gateway; return whether it is one."""
+        if target.kind not in GATEWAY_POLICIES:
+            return False
+        text = f"{target.kind} {target.name} could not be written, so the gateway's own limits hold: {error}"
+        logger.warning("%s/%s: %s", target.namespace, target.name, text)
+        note = Note("", "PolicyRefused", text)
+        self._refused[target] = _intent(body), time.monotonic() + REFUSED_SECONDS, note
+        return True
+
+    def _notes(self, pool: Pool, rendered: Rendered) -> tuple[Note, ...]:
+        wanted = {target_in(pool, key_of(made)) for made in rendered.objects}
+        return tuple(note for target, (_, _, note) in sorted(self._refused.items()) if target in wanted)
 
     def _is_open(self, pool: Pool, step: Step, run: "_ApplyState") -> bool:
         """Return whether a step is still to be done and may have an effect."""
-        if step.key in run.tried:
+        if step.key in run.tried | run.spared:
             return False
         target = target_in(pool, step.key)
         known = self.cache.get(target)
-        if step.body is None or known is None:
+        if step.body is None:
+            return True
+        if target in self._refused:
+            intent, until, _ = self._refused[target]
+            if intent == _intent(step.body) and time.monotonic() < until:
+                return False
+        if known is None:
             return True
         return self.settled.get(target) != (_intent(step.body), _version(known))
 
@@ -114,6 +151,7 @@ class Applier:
         if fewer is not None:
             await self.on_scale_down(pool, fewer)
         made = await self.cluster.apply(step.body)
+        self._refused.pop(target, None)
         if before is not None and _version(before) == _version(made):
             self.settled[target] = (_intent(step.body), _version(made))
         self.cache.update(made)
@@ -137,6 +175,8 @@ class _ApplyState:
     """State of one call for a pool."""
 
     tried: set[Key] = field(default_factory=set)
+    spared: set[Key] = field(default_factory=set)
+    """Policies that were refused now."""
     unlabelled: dict[Key, Json] = field(default_factory=dict)
     """Objects with a wanted name but without our labels."""
     failures: list[ClusterError] = field(default_factory=list)

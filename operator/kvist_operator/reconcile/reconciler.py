@@ -252,7 +252,7 @@ class Reconciler:
             pool=intent.pool,
             plan=intent.plan,
             error=intent.error,
-            notes=intent.rendered.notes if intent.rendered else (),
+            notes=(*intent.rendered.notes, *outcome.notes) if intent.rendered else (),
             facts=intent.facts,
             release=self.release,
         )

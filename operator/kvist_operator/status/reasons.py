@@ -71,7 +71,8 @@ CLUSTER: Final[Mapping[str, Reason]] = MappingProxyType(
         ),
         "ObjectRefused": Reason(
             "the API server or an admission webhook refused an object",
-            "the message quotes it; the cause is often `spec.podTemplate` or a policy of the cluster",
+            "the message quotes it; the cause is often `spec.podTemplate`, a policy of the cluster, or an "
+            "installed API of another version",
         ),
         "QuotaExceeded": Reason(
             "a ResourceQuota forbids an object",
@@ -350,6 +351,10 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
         "TlsPolicyMissing": Reason(
             "(advice) Istio asks the pickers in plaintext, which they refuse: requests fail with 500",
             "install the BackendTLSPolicy of Gateway API 1.4, or create a DestinationRule",
+        ),
+        "PolicyRefused": Reason(
+            "(advice) a policy of the gateway could not be created, so its own limits hold for the pool",
+            "upgrade the gateway, or give the operator the rights of its chart",
         ),
         "NodesUnknown": Reason(
             "(advice) no node label names the accelerator",
