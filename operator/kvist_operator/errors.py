@@ -25,7 +25,9 @@
 A plan that does not fit is a verdict, not an exception: see ``plan.plan``.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+INTERNAL_SERVER_ERROR: Final = 500
 
 
 class OperatorError(Exception):
@@ -82,11 +84,21 @@ class ClusterError(OperatorError):
         self.retry_after = retry_after
         """Seconds that the API server asks to wait; 0 when it does not ask."""
 
+    @property
+    def aborts(self) -> bool:
+        """Whether the other objects of a pool cannot be written now, either."""
+        return False
+
 
 class Conflict(ClusterError):
     """An object that has changed and has to be read again."""
 
     reason = "Conflict"
+
+    @property
+    def aborts(self) -> bool:
+        """True: what is to be written follows from what is read again."""
+        return True
 
 
 class Forbidden(ClusterError):
@@ -117,6 +129,12 @@ class Unavailable(ClusterError):
     """A temporary failure; the request will be repeated."""
 
     reason = "ApiUnavailable"
+
+    @property
+    def aborts(self) -> bool:
+        """False for 500: the API server answers, but cannot write this object, for example since an admission
+        webhook is down."""
+        return self.status != INTERNAL_SERVER_ERROR
 
 
 class FleetError(OperatorError):

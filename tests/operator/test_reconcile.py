@@ -341,6 +341,18 @@ async def test_a_busy_api_server_is_no_condition(ground: Ground) -> None:
     assert "status InferencePool twig" not in ground.cluster.writes
 
 
+async def test_an_admission_webhook_that_is_down_is_a_condition(ground: Ground) -> None:
+    """An error of the API server about one object is said in the status, and the others are written."""
+    down = Unavailable('apply Deployment twig: failed calling webhook "policy.example.com"', 500)
+    ground.cluster.refuse = lambda _verb, target: down if target.kind == DEPLOYMENT else None
+    with pytest.raises(Unavailable):
+        await ground.look()
+    said = await ground.said("Progressing")
+    assert said["reason"] == "ApiUnavailable"
+    assert "failed calling webhook" in said["message"]
+    assert "apply Service twig" in ground.cluster.writes
+
+
 async def test_a_name_that_is_taken_is_left_to_its_owner(ground: Ground) -> None:
     """A name in use is a conflict, also where only a read by name reveals it, and also for the Secret."""
     for kind, name in (("Service", "twig"), ("Secret", "twig-epp-tls")):

@@ -17,7 +17,7 @@ from kvist_operator.apply.upgrades import PendingChange
 from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.kinds import DEPLOYMENT, GATEWAY_POLICIES, Target, kind_named, target_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
-from kvist_operator.errors import ClusterError, Conflict, Unavailable
+from kvist_operator.errors import ClusterError
 from kvist_operator.manifests import Note, Rendered
 from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT
 from kvist_operator.spec.pool import Pool
@@ -62,7 +62,8 @@ class Applier:
     """Policies that were refused: hash of the intent, time of the next attempt, and what to say."""
 
     async def apply(self, pool: Pool, rendered: Rendered) -> ApplyResult:
-        """Write what differs. Raises Unavailable or Conflict to be called again; completed writes stay."""
+        """Write what differs. Raises Unavailable (the API server does not answer) or Conflict to be called
+        again; completed writes stay."""
         run = _ApplyState()
         for _ in range(ROUNDS):
             children = self.cache.children(PoolKey(pool.namespace, pool.name))
@@ -75,9 +76,9 @@ class Applier:
             for step in steps:
                 try:
                     await self._do(pool, step, run)
-                except (Unavailable, Conflict):
-                    raise
                 except ClusterError as error:
+                    if error.aborts:
+                        raise
                     if step.body is not None and self._spared(target_in(pool, step.key), step.body, error):
                         run.spared.add(step.key)
                         continue

@@ -204,9 +204,9 @@ class Reconciler:
             return ApplyResult()
         try:
             kept = await self._secrets.reconcile(pool, self.now())
-        except (Unavailable, Conflict):
-            raise
         except ClusterError as error:
+            if error.aborts:
+                raise
             self._secrets.forget(pool.uid)
             return ApplyResult(failures=(error,))
         self.observer.on_certificate(PoolKey(pool.namespace, pool.name), self._secrets.expiry(pool.uid))

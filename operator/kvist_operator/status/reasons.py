@@ -84,11 +84,11 @@ CLUSTER: Final[Mapping[str, Reason]] = MappingProxyType(
         ),
         "ApiUnavailable": Reason(
             "the API server does not answer, or answers with an error",
-            "wait: the operator retries",
+            "wait: the operator retries; if the message names a webhook, see why that is down",
         ),
         "ApiError": Reason(
             "the API server does not answer, or answers with an error",
-            "wait: the operator retries",
+            "wait: the operator retries; if the message names a webhook, see why that is down",
         ),
         "Conflict": Reason(
             "an object was changed at the same time",

@@ -11,6 +11,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.keys import LEEWAY_SECONDS
 from tests.cluster.operated import (
     ACCOUNT,
+    HOST,
     QUICK,
     account,
     administrator,
@@ -22,6 +23,7 @@ from tests.cluster.operated import (
 
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, ObjectKind, Target
+from kvist_sim.ports import free_ports
 from kvist_sim.relays import TcpRelay
 
 pytestmark = pytest.mark.timeout(300)
@@ -141,6 +143,44 @@ async def test_apis_come_and_go(plane: ControlPlane, admin: Client, space: Names
             await there(server, route)
         await admin.uninstall(ROUTES)
         await admin.uninstall(GAIE)
+
+
+async def test_a_webhook_that_does_not_answer_is_a_condition(
+    plane: ControlPlane, admin: Client, space: Namespace, tmp_path: Path
+) -> None:
+    """While an admission webhook for Deployments is down, a condition quotes the API server, and objects of
+    other kinds are there; the pool goes on by itself once the webhook is gone."""
+    await with_crd(admin)
+    [port] = free_ports(1)
+    hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    hook = {
+        "name": "policy.example.com",
+        "clientConfig": {"url": f"https://{HOST}:{port}/"},
+        "rules": [
+            {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}
+        ],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space.name}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 2,
+    }
+    await admin.ask("POST", hooks, {"metadata": {"name": space.name}, "webhooks": [hook]})
+    kubeconfig = await account(plane, admin, space.name, [space.name])
+    async with administrator(plane) as server:
+        try:
+            async with operating(tmp_path, kubeconfig, f"--namespaces={space.name}", *QUICK):
+                await server.apply(pool("twig", space.name))
+                said = await until_condition(
+                    server, "twig", space.name, "Progressing", reason="ApiUnavailable"
+                )
+                assert 'failed calling webhook "policy.example.com"' in said["message"]
+                assert await server.get(Target(SERVICE, space.name, "twig"))
+                await admin.ask("DELETE", f"{hooks}/{space.name}")
+                await replicas(server, space.name, 0)
+                await until_condition(server, "twig", space.name, "Accepted", status="True")
+        finally:
+            await admin.ask("DELETE", f"{hooks}/{space.name}", expect=(200, 404))
 
 
 def _routes() -> dict[str, object]:
