@@ -118,6 +118,11 @@ def render_options(parser: argparse.ArgumentParser) -> None:
         help="controllerName of the class of the pool's Gateway, such as networking.gke.io/gateway, whose "
         "routes have no timeouts; can be repeated",
     )
+    parser.add_argument(
+        "--openshift",
+        action="store_true",
+        help="render for OpenShift, which assigns user ids to pods",
+    )
 
 
 def compare_options(parser: argparse.ArgumentParser) -> None:

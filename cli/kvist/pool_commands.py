@@ -244,6 +244,7 @@ def _site(options: argparse.Namespace) -> Site:
         claims=claims,
         node_labels=_nodes(options),
         gateways=frozenset(options.gateways),
+        assigns_users=options.openshift,
     )
 
 

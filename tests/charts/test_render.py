@@ -232,6 +232,26 @@ def test_a_podmonitor_needs_its_api(helm4: Helm) -> None:
     }
 
 
+def test_openshift_assigns_the_users(helm4: Helm) -> None:
+    """On OpenShift no pod of the chart names a user or a group, which the cluster would refuse, except one
+    that the values ask for."""
+    api = ("--api-versions", "security.openshift.io/v1")
+    on = settings(modelHeader__enabled=True)
+
+    def contexts(*words: str) -> list[Json]:
+        made = helm4.template(*on, *words)
+        pods = [o["spec"]["template"]["spec"] for o in of_kind(made, "Deployment")]
+        pods += [o["spec"] for o in of_kind(made, "Pod")]
+        return [pod["securityContext"] for pod in pods]
+
+    plain = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    users = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 65532)
+    assert contexts(*api) == [plain] * 3
+    assert contexts() == [{**plain, **users}] * 3
+    chosen = settings(podSecurityContext__runAsUser=1000)
+    assert contexts(*api, *chosen) == [{**plain, "runAsUser": 1000}] * 3
+
+
 def test_long_names_fit(helm4: Helm) -> None:
     """Also of a release with the longest name that helm takes."""
     made = helm4.template(release="r" * 53)

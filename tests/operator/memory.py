@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import ObjectKind, Target, target_of
+from kvist_operator.cluster.kinds import SECURITY_CONSTRAINTS, ObjectKind, Target, target_of
 from kvist_operator.errors import ClusterError, Conflict, NotServed
 
 _KEPT = ("uid", "resourceVersion", "creationTimestamp", "generation")
@@ -19,6 +19,7 @@ class Memory:
         self.objects: dict[Target, Json] = {}
         self.absent: set[ObjectKind] = set()
         """Kinds whose API is not there."""
+        self.openshift = False
         self.writes: list[str] = []
         self.refuse: Callable[[str, Target], ClusterError | None] = lambda _verb, _target: None
         self._versions = itertools.count(1)
@@ -55,7 +56,8 @@ class Memory:
 
     async def served(self, kinds: Iterable[ObjectKind]) -> frozenset[ObjectKind]:
         """Implement ``Cluster.served`` in memory."""
-        return frozenset(kinds) - self.absent
+        hidden = set() if self.openshift else {SECURITY_CONSTRAINTS}
+        return frozenset(kinds) - self.absent - hidden
 
     async def apply(self, made: Json) -> Json:
         """Implement ``Cluster.apply`` in memory; fields that are absent from the intent stay."""

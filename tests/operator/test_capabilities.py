@@ -12,7 +12,7 @@ from kvist_operator.cluster.capabilities import (
     with_planned_first,
     with_required_labels,
 )
-from kvist_operator.cluster.kinds import CHILDREN, CLAIM, Target
+from kvist_operator.cluster.kinds import CHILDREN, CLAIM, SECURITY_CONSTRAINTS, Target
 from kvist_operator.errors import Forbidden, Unavailable
 from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import make_plan
@@ -99,6 +99,16 @@ async def test_a_discovery_finds_apis_and_nodes_each_kind_once() -> None:
     assert not any("httproutes" in api for api in first.apis)
     assert await made.discover() == first
     assert (await Capabilities(cluster, nodes_allowed=False).discover()).labels == ()
+
+
+async def test_openshift_is_known_by_its_constraints_for_pods() -> None:
+    """The API is looked for and not followed: operators may not list it."""
+    cluster = Memory()
+    assert not (await Capabilities(cluster, nodes_allowed=True).discover()).assigns_users
+    cluster.openshift = True
+    found = await Capabilities(cluster, nodes_allowed=True).discover()
+    assert found.assigns_users
+    assert SECURITY_CONSTRAINTS not in found.kinds
 
 
 async def test_numbers_that_labels_lack_are_read_from_the_nodes() -> None:

@@ -342,6 +342,30 @@ def test_without_a_picker_engines_publish_nothing_and_no_page_is_requested() -> 
     assert [ref["kind"] for ref in rule["backendRefs"]] == ["Service"]
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_openshift_assigns_the_users(case: str) -> None:
+    """On OpenShift no pod names a user, which the cluster would refuse, except where locked memory needs root
+    or the pool asks for one; nothing else differs."""
+    plain, open_shift = rendered(case), rendered(case, replace(SITE, assigns_users=True))
+    for before, after in zip(plain.objects, open_shift.objects, strict=True):
+        for old, new in zip(contexts(before), contexts(after), strict=True):
+            locks = old.get("runAsUser") == 0
+            gone = {"runAsGroup", "fsGroup"} | (set() if locks else {"runAsUser"})
+            chosen = CASES[case]["spec"].get("podTemplate", {}).get("spec", {}).get("securityContext", {})
+            assert new == {k: v for k, v in old.items() if k not in gone - {*chosen}}
+            new.clear()
+            old.clear()
+        assert before == after
+
+
+def contexts(made: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the security contexts of the pods of a workload."""
+    spec = made.get("spec") or {}
+    group = spec.get("leaderWorkerTemplate", {})
+    templates = (spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate"))
+    return [each["spec"]["securityContext"] for each in templates if each]
+
+
 @pytest.mark.parametrize(
     ("case", "gone", "kinds"),
     [

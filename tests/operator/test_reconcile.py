@@ -341,6 +341,30 @@ async def test_a_busy_api_server_is_no_condition(ground: Ground) -> None:
     assert "status InferencePool twig" not in ground.cluster.writes
 
 
+async def test_a_policy_of_the_user_s_own_is_left_as_it_is(ground: Ground) -> None:
+    """A policy for TLS to the pickers that a user made under the operator's name is no conflict: it stays,
+    and advice says so until it is deleted."""
+    ground.cluster.absent = set()
+    meta = {"name": "twig-epp", "namespace": "forest"}
+    own = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "BackendTLSPolicy", "metadata": meta}
+    ground.cluster.put({**own, "spec": {"mine": True}})
+    ground.put(gateway={"mode": "Route", "parentRefs": [{"name": "edge"}]})
+    await ground.look()
+    target = Target(kind_named("gateway.networking.k8s.io", "BackendTLSPolicy"), "forest", "twig-epp")
+    kept = await ground.cluster.get(target)
+    assert kept is not None
+    assert kept["spec"] == {"mine": True}
+    assert (await ground.said("Ready"))["reason"] != "NameConflict"
+    assert "BackendTLSPolicy twig-epp does not belong to the pool" in " ".join(
+        (await ground.status())["advice"]
+    )
+
+    del ground.cluster.objects[target]
+    await ground.look()
+    assert "apply BackendTLSPolicy twig-epp" in ground.cluster.writes
+    assert "does not belong" not in " ".join((await ground.status()).get("advice", []))
+
+
 async def test_an_admission_webhook_that_is_down_is_a_condition(ground: Ground) -> None:
     """An error of the API server about one object is said in the status, and the others are written."""
     down = Unavailable('apply Deployment twig: failed calling webhook "policy.example.com"', 500)

@@ -70,3 +70,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- define "kvist.testNamespace" -}}
 {{- with .Values.watchNamespaces }}{{ first . }}{{ else }}{{ .Release.Namespace }}{{ end -}}
 {{- end }}
+
+{{- /* Security context of pods; without the default user ids on OpenShift, which assigns its own. */}}
+{{- define "kvist.podSecurity" -}}
+{{- $context := .Values.podSecurityContext }}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
+{{- range list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- if eq (toString (get $context .)) "65532" }}
+{{- $context = omit $context . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toYaml $context }}
+{{- end }}

@@ -36,6 +36,7 @@ from .kinds import (
     NEWER,
     NODE,
     POOL,
+    SECURITY_CONSTRAINTS,
     ObjectKind,
     Right,
     Target,
@@ -68,6 +69,8 @@ class CapabilitySnapshot:
     """Kinds of accelerators, by name."""
     labels: tuple[Labels, ...] = ()
     """Distinct sets of those node labels that identify accelerators."""
+    assigns_users: bool = False
+    """The cluster assigns user ids to pods (OpenShift)."""
 
     @property
     def apis(self) -> frozenset[Api]:
@@ -92,11 +95,16 @@ class Capabilities:
 
     async def discover(self) -> CapabilitySnapshot:
         """Discover again. Raises ClusterError, and then keeps the previous result."""
-        kinds = await self.cluster.served(OPTIONAL)
+        served = await self.cluster.served((*OPTIONAL, SECURITY_CONSTRAINTS))
         nodes = await self._nodes() if self.nodes_allowed else []
         distinct = {tuple(sorted(labels.items())): labels for labels in nodes if labels}
         labels = tuple(distinct[key] for key in sorted(distinct))
-        self.latest = CapabilitySnapshot(kinds, tuple(node_kinds(nodes)), labels)
+        self.latest = CapabilitySnapshot(
+            served - {SECURITY_CONSTRAINTS},
+            tuple(node_kinds(nodes)),
+            labels,
+            assigns_users=SECURITY_CONSTRAINTS in served,
+        )
         return self.latest
 
     async def _nodes(self) -> list[dict[str, str]]:

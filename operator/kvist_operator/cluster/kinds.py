@@ -85,10 +85,19 @@ LEASE: Final = ObjectKind("coordination.k8s.io", "v1", "Lease", "leases")
 NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
 GATEWAY: Final = ObjectKind(_GATEWAY, "v1", "Gateway", "gateways")
 GATEWAY_CLASS: Final = ObjectKind(_GATEWAY, "v1", "GatewayClass", "gatewayclasses", namespaced=False)
+SECURITY_CONSTRAINTS: Final = ObjectKind(
+    "security.openshift.io",
+    "v1",
+    "SecurityContextConstraints",
+    "securitycontextconstraints",
+    namespaced=False,
+)
+"""Only looked for: the sign of OpenShift, which assigns user ids to pods."""
 JOB: Final = ObjectKind("batch", "v1", "Job", "jobs")
 DAEMON_SET: Final = ObjectKind("apps", "v1", "DaemonSet", "daemonsets")
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
+BACKEND_TLS_POLICY: Final = ObjectKind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies")
 GATEWAY_POLICIES: Final = (
     ObjectKind(_GKE, "v1", "HealthCheckPolicy", "healthcheckpolicies"),
     ObjectKind(_GKE, "v1", "GCPBackendPolicy", "gcpbackendpolicies"),
@@ -113,7 +122,7 @@ CHILDREN: Final = (
     DAEMON_SET,
     DEPLOYMENT,
     LEADER_WORKER_SET,
-    ObjectKind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies"),
+    BACKEND_TLS_POLICY,
     ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
     ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
     ObjectKind(POOL_GROUP, "v1", "InferencePool", "inferencepools"),

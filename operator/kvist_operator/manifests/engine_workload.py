@@ -155,7 +155,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would set VLLM_PORT, which vLLM reads
-        "securityContext": placement.pod_security(pool, USER),
+        "securityContext": placement.pod_security(pool, USER, site),
         "terminationGracePeriodSeconds": plan.pod.grace_seconds,
         **placement.engine_nodes(names, pool, plan, site, leads=leads),
         **({"initContainers": init} if init else {}),

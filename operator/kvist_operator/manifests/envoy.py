@@ -79,7 +79,7 @@ def _deployment(names: ObjectNames, pool: Pool, site: Site, data: Json) -> Json:
         "serviceAccountName": names.envoy,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pods.pod_security(USER),
+        "securityContext": pods.pod_security(USER, site),
         "terminationGracePeriodSeconds": DRAIN_SECONDS + 30,
         "topologySpreadConstraints": pods.spread(names.selector(ENVOY)),
         "containers": [{**_container(site), "volumeMounts": pods.mounts(*folders)}],

@@ -43,7 +43,7 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pods.pod_security(user),
+        "securityContext": pods.pod_security(user, site),
         **pods.placing(plan, site),
         **{key: overlay[key] for key in PLACING if key in overlay},
         "containers": [_container(lmcache.image, lmcache.memory_bytes)],

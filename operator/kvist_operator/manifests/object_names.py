@@ -166,6 +166,8 @@ class Site:
     storage: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What engines of other pools of the namespace agree on to share blocks (``status.plan.storage``), by the
     name of the pool."""
+    assigns_users: bool = False
+    """The cluster assigns user ids to pods, and refuses those that name one (OpenShift)."""
     picker_image: str = PICKER_IMAGE
     envoy_image: str = ENVOY_IMAGE
 

@@ -122,7 +122,7 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
         "serviceAccountName": names.picker,
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        "securityContext": pods.pod_security(USER),
+        "securityContext": pods.pod_security(USER, site),
         # no preStop: after SIGTERM a picker reports NOT_SERVING and keeps serving for --drain-delay
         "terminationGracePeriodSeconds": math.ceil(flags.drain_timeout) + GRACE_SPARE,
         "topologySpreadConstraints": pods.spread(names.selector(PICKER)),

@@ -73,10 +73,10 @@ def locks_memory(pool: Pool) -> bool:
     return bool(rdma and rdma.ipc_lock)
 
 
-def pod_security(pool: Pool, user: int) -> Json:
+def pod_security(pool: Pool, user: int, site: Site) -> Json:
     """Return the security context of an engine's pod. A capability has no effect on a user other than root
     (kubernetes/kubernetes#56374); root keeps the group, to which the volumes belong."""
-    found = pods.pod_security(user)
+    found = pods.pod_security(user, site)
     if pool.offload.shared:
         # a volume with millions of blocks is not walked through whenever a pod starts
         found["fsGroupChangePolicy"] = "OnRootMismatch"

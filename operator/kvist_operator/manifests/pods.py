@@ -177,16 +177,11 @@ CACHE: Final = HOME_VOLUME
 """Name of the volume for everything that a process writes."""
 
 
-def pod_security(user: int) -> Json:
+def pod_security(user: int, site: Site) -> Json:
     """Return a security context with a numeric user, for images that name none; ``fsGroup`` makes volumes
-    writable."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": user,
-        "runAsGroup": user,
-        "fsGroup": user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    writable. Where the cluster assigns users, it refuses pods that name one."""
+    ids = {} if site.assigns_users else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def read_only() -> Json:

@@ -62,7 +62,7 @@ def cleaner(pool: Pool, site: Site, user: int) -> list[Json]:
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {**pods.pod_security(user), "fsGroupChangePolicy": "OnRootMismatch"},
+        "securityContext": {**pods.pod_security(user, site), "fsGroupChangePolicy": "OnRootMismatch"},
         "containers": [made],
         "volumes": [_volume(shared.claim)],
     }

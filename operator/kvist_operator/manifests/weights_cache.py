@@ -77,7 +77,7 @@ def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pods.pod_security(user),
+        "securityContext": pods.pod_security(user, site),
         "containers": [_container(pool, site, parts)],
         "volumes": [_volume(cache), pods.empty("tmp")],
     }

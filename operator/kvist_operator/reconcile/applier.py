@@ -7,7 +7,7 @@ cluster.
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,7 +15,14 @@ from kvist_operator.apply import Key, Step, Verb, changes, key_of
 from kvist_operator.apply.changes import owned
 from kvist_operator.apply.upgrades import PendingChange
 from kvist_operator.cluster.cluster_api import Cluster, Json
-from kvist_operator.cluster.kinds import DEPLOYMENT, GATEWAY_POLICIES, Target, kind_named, target_of
+from kvist_operator.cluster.kinds import (
+    BACKEND_TLS_POLICY,
+    DEPLOYMENT,
+    GATEWAY_POLICIES,
+    Target,
+    kind_named,
+    target_of,
+)
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError
 from kvist_operator.manifests import Note, Rendered
@@ -79,7 +86,7 @@ class Applier:
                 except ClusterError as error:
                     if error.aborts:
                         raise
-                    if step.body is not None and self._spared(target_in(pool, step.key), step.body, error):
+                    if step.body is not None and self._spared(pool, step.key, step.body, error):
                         run.spared.add(step.key)
                         continue
                     logger.warning("%s/%s: writing its objects failed: %s", pool.namespace, pool.name, error)
@@ -93,10 +100,10 @@ class Applier:
                 *(pool.namespace, pool.name, done, failed, names),
             )
         return ApplyResult(
-            conflicts=found.conflicts,
+            conflicts=tuple(key for key in found.conflicts if not _optional(pool, key)),
             waits=found.waits,
             failures=tuple(run.failures),
-            notes=self._notes(pool, rendered),
+            notes=(*self._notes(pool, rendered), *_foreign(pool, found.conflicts)),
         )
 
     def forget(self, pool: PoolKey) -> None:
@@ -106,11 +113,13 @@ class Applier:
             for target in gone:
                 del known[target]
 
-    def _spared(self, target: Target, body: Json, error: ClusterError) -> bool:
-        """Remember a refused policy of the gateway; return whether it is one."""
-        if target.kind not in GATEWAY_POLICIES:
+    def _spared(self, pool: Pool, key: Key, body: Json, error: ClusterError) -> bool:
+        """Remember a refused policy without which the pool is attached all the same; return whether it is
+        one."""
+        target = target_in(pool, key)
+        if not _optional(pool, key):
             return False
-        text = f"{target.kind} {target.name} could not be written, so the gateway's own limits hold: {error}"
+        text = f"{key} could not be written, so the gateway does what it does without it: {error}"
         logger.warning("%s/%s: %s", target.namespace, target.name, text)
         note = Note("", "PolicyRefused", text)
         self._refused[target] = _intent(body), time.monotonic() + REFUSED_SECONDS, note
@@ -181,6 +190,20 @@ class _ApplyState:
     unlabelled: dict[Key, Json] = field(default_factory=dict)
     """Objects with a wanted name but without our labels."""
     failures: list[ClusterError] = field(default_factory=list)
+
+
+def _optional(pool: Pool, key: Key) -> bool:
+    """Return whether a pool is attached without this object: it is a policy that most gateways do without."""
+    kind = kind_named(key.group, key.kind)
+    return kind in GATEWAY_POLICIES or (kind == BACKEND_TLS_POLICY and pool.gateway.of_extension)
+
+
+def _foreign(pool: Pool, conflicts: Iterable[Key]) -> list[Note]:
+    """Return a note for each policy of a user's own that has the name of ours, and is left alone."""
+    text = (
+        "{} does not belong to the pool, so the operator leaves it as it is: delete it to have the operator's"
+    )
+    return [Note("", "PolicyForeign", text.format(key)) for key in conflicts if _optional(pool, key)]
 
 
 def target_in(pool: Pool, key: Key) -> Target:

@@ -171,6 +171,7 @@ class Reconciler:
             node_labels=with_required_labels(
                 with_required_labels(seen.labels, there.workload), there.prefill
             ),
+            assigns_users=seen.assigns_users,
             gateways=controllers(there.route) | await self.capabilities.controllers(pool),
         )
         accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})

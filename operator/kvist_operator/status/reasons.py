@@ -352,8 +352,12 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
             "(advice) Istio asks the pickers in plaintext, which they refuse: requests fail with 500",
             "install the BackendTLSPolicy of Gateway API 1.4, or create a DestinationRule",
         ),
+        "PolicyForeign": Reason(
+            "(advice) a policy with the name of the operator's exists and does not belong to the pool",
+            "keep it, or delete it to have the operator's",
+        ),
         "PolicyRefused": Reason(
-            "(advice) a policy of the gateway could not be created, so its own limits hold for the pool",
+            "(advice) a policy for the gateway could not be created, and the pool is attached without it",
             "upgrade the gateway, or give the operator the rights of its chart",
         ),
         "NodesUnknown": Reason(

@@ -1,6 +1,7 @@
 """The operator as a process, under exactly the rights it ships, on a real API server."""
 
 import asyncio
+import copy
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.cluster.client import Client, Namespace
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.foreign import LWS
 from tests.cluster.operated import (
     QUICK,
     account,
@@ -26,7 +28,7 @@ from tests.crd.cases import cases
 
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import DEPLOYMENT, POOL, ObjectKind, Target
+from kvist_operator.cluster.kinds import DEPLOYMENT, POOL, SECURITY_CONSTRAINTS, ObjectKind, Target
 from kvist_sim.processes import Children
 
 pytestmark = pytest.mark.timeout(300)
@@ -121,6 +123,29 @@ async def test_drift_is_undone_and_what_others_add_stays(ground: Ground, tmp_pat
         while (found := await ground.there(DEPLOYMENT, "twig"))["spec"]["replicas"] != 0:
             await asyncio.sleep(0.05)
         assert found["metadata"]["labels"]["mine"] == "yes"
+
+
+async def test_pods_on_openshift_name_no_users(ground: Ground, admin: Client, tmp_path: Path) -> None:
+    """OpenShift is known by an API that the operator may not read; its pods then name no user or group."""
+    crd = copy.deepcopy(LWS)
+    kind = SECURITY_CONSTRAINTS
+    crd["metadata"]["name"] = kind.resource
+    crd["spec"] |= {
+        "group": kind.group,
+        "scope": "Cluster",
+        "names": {"kind": kind.kind, "plural": kind.plural, "singular": kind.kind.lower()},
+    }
+    await admin.install_crds(crd)
+    try:
+        await ground.put("twig", gateway={"mode": "Envoy"})
+        async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+            await ground.until("twig", "Accepted", status="True")
+            for name in ("twig", "twig-epp", "twig-envoy"):
+                made = await ground.there(DEPLOYMENT, name)
+                context = made["spec"]["template"]["spec"]["securityContext"]
+                assert context == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    finally:
+        await admin.uninstall(kind.resource)
 
 
 async def test_another_default_image_rolls_nothing_until_asked(ground: Ground, tmp_path: Path) -> None:
