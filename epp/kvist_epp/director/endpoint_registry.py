@@ -60,7 +60,8 @@ class EndpointRegistry(RequestListener):
         """By endpoint key."""
         self._unjudged: set[str] = set()
         """Endpoints of which something that trust depends on has changed since the last tick."""
-        self._said_reports = False
+        self._said_reports = {""}
+        """What the log has of missing reports."""
         self._on_leaving: list[Callable[[Sequence[str]], None]] = []
         director.tracker.add_listener(self)
         director.tracker.on_doubt = self.scraper.hurry
@@ -184,10 +185,7 @@ class EndpointRegistry(RequestListener):
     def on_unmeasured(self, scrape: EngineState) -> None:
         """An engine answered without metrics: only what the picker sent there counts."""
         if (state := self.states.get(scrape.endpoint.key)) is not None:
-            tracker = self.director.tracker
-            # without metrics and without reports nothing shows that it has capacity again
-            slots = scrape.slots(self.settings.max_num_seqs) if tracker.end_reports.certain else None
-            tracker.forget_scrapes(state.endpoint.key, slots=slots)
+            self.director.tracker.forget_scrapes(state.endpoint.key)
 
     def on_state_change(self, scrape: EngineState) -> None:
         """An engine became ready or unreachable, or serves something else."""
@@ -246,17 +244,17 @@ class EndpointRegistry(RequestListener):
         self._unjudged.clear()
 
     def _watch_ends(self, now: float) -> None:
-        """Say once that ends are not reported."""
+        """Say once that ends are not reported, or not all of them."""
         reports = self.director.tracker.end_reports
-        if reports.missing(now) and not self._said_reports:
-            self._said_reports = True
-            logger.warning("%s", NO_REPORTS)
-        elif reports.certain:
-            self._said_reports = False
+        if reports.certain:
+            self._said_reports.discard(NO_REPORTS)
+        if (missing := reports.missing(now)) not in self._said_reports:
+            self._said_reports.add(missing)
+            logger.warning("%s", missing)
 
     def missing_reports(self) -> str:
         """Return what is missing where no gateway reports how requests end, and what it costs; else empty."""
-        return NO_REPORTS if self.director.tracker.end_reports.missing(self.clock()) else ""
+        return self.director.tracker.end_reports.missing(self.clock())
 
     # Figures
 

@@ -46,3 +46,10 @@ def check_status(path: str, status: int) -> None:
         raise PermissionError(f"{problem}: provide the engines' API key with --engine-key-file")
     if status != HTTP_OK:
         raise ValueError(problem)
+
+
+def cause(error: BaseException) -> str:
+    """Return in a few words why a page was not returned."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    return str(error)[:200] or type(error).__name__

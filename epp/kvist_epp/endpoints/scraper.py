@@ -19,7 +19,7 @@ import aiohttp
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
 from kvist_epp.endpoints.engine_key import EngineKey
-from kvist_epp.endpoints.engine_session import check_status, engine_session, get_page
+from kvist_epp.endpoints.engine_session import cause, check_status, engine_session, get_page
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.endpoints.page_connection import HTTP_OK, NO_HEADERS, Page, PageConnection
 from kvist_epp.engines.vllm.engine_metrics import (
@@ -192,7 +192,7 @@ class Scraper:
                 return
             served = await self._models(state, asked_at)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            self._on_failure(state, _cause(error))
+            self._on_failure(state, cause(error))
             return
         self.on_answer(state, sample, served, asked_at)
 
@@ -207,21 +207,36 @@ class Scraper:
             digest = page_digest(page)
             lines = state.lines if digest == state.page_digest else needed_lines(page)
         except (PermissionError, ValueError) as error:
-            problem = _cause(error)
+            problem, silence = cause(error), None
+        except (aiohttp.ClientConnectorError, ConnectionRefusedError):
+            raise
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            problem, silence = f"GET /metrics: {cause(error)}", error
         else:
             missed, state.metrics_problem, state.pages_missed = bool(state.metrics_problem), "", 0
             state.page_digest = digest
             if lines != state.lines or missed:
                 state.lines, state.sample = lines, parse_metrics(lines.decode(errors="replace"))
             return state.sample
-        if (status := (await self._ask(state, "/health")).status) >= SERVER_ERROR:
-            raise ValueError(f"GET /health returned HTTP status {status}")
+        await self._check_health(state, silence)
         state.pages_missed += 1
         if not state.metrics_problem and state.pages_missed < self._failures:
             state.failures = 0
             return None
         state.metrics_problem = problem
         return EngineSample()
+
+    async def _check_health(self, state: EngineState, silence: Exception | None) -> None:
+        """Raise if an engine cannot be used: ``/health`` is a server error, or no page is answered.
+        ``silence``: why ``/metrics`` was not; None: it was, though not with metrics."""
+        try:
+            status = (await self._ask(state, "/health")).status
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            if silence is None:
+                return  # it has answered another page a moment ago
+            raise silence from None
+        if status >= SERVER_ERROR:
+            raise ValueError(f"GET /health returned HTTP status {status}")
 
     async def _ask(self, state: EngineState, path: str, headers: Mapping[str, str] = NO_HEADERS) -> Page:
         """Return a page, on the connection of the last scrape where that is possible. A status other than 200
@@ -287,7 +302,7 @@ class Scraper:
         try:
             served = parse_models(await self._get_guarded(state, "/v1/models"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            state.models_problem = _cause(error)
+            state.models_problem = cause(error)
             state.models_failures += 1
             longest = self._models_interval
             state.models_due = now + backoff_seconds(
@@ -366,13 +381,8 @@ class Scraper:
             endpoint = state.endpoint
             # An engine that is starting is expected not to answer.
             level = logging.INFO if endpoint.refusal else logging.WARNING
-            logger.log(
-                level,
-                "endpoint %s (%s) gets no requests, because it cannot be scraped: %s",
-                endpoint.key,
-                endpoint.hostport,
-                problem,
-            )
+            text = "endpoint %s (%s) gets no requests, because it cannot be scraped: %s"
+            logger.log(level, text, endpoint.key, endpoint.hostport, problem)
             self._on_change(state)
 
 
@@ -386,9 +396,3 @@ def _group(state: EngineState) -> str:
 def _on_grid(now: float, seconds: float) -> float:
     """Return the seconds to the first moment of the grid that is at least ``seconds`` from ``now``."""
     return ceil((now + seconds) / GRID_SECONDS) * GRID_SECONDS - now
-
-
-def _cause(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    return str(error)[:200] or type(error).__name__

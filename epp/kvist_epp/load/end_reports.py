@@ -5,7 +5,8 @@ NGINX, Envoy AI Gateway) only scrapes tell, every few seconds: an endpoint that 
 at once would be taken for full by requests that ended long ago. The time that requests stay at an endpoint
 is therefore estimated by Little's law, and a request that has been there for twice that time counts as ended.
 Scrapes correct the number in both directions: what they show beyond it is untracked, what they do not show
-has ended.
+has ended. The same holds where only some ends are reported, for example by one of two gateways, which scrapes
+show, too.
 
 Example: 256 requests were sent in 64 ms, and the scrape after them shows 10 in the engine. Each stays for
 10 * 64 / 256 = 2.5 ms, so after 5 ms a request has ended.
@@ -28,13 +29,41 @@ MEMORY_SECONDS: Final = 10.0
 """Time constant of the mean stay: the load of an engine changes within as much."""
 LOOK_SECONDS: Final = 0.1
 """Time between looks at a full endpoint while requests wait: estimated ends, and another scrape."""
-ASSUMED_SECONDS: Final = 30.0
-"""Stay of a request where neither its end nor a scrape is known: a long answer's."""
+ASSUMED_SECONDS: Final = 5.0
+"""Stay of a request where neither its end nor a scrape is known. An endpoint that has just come back looks
+empty, and gets all requests, for no longer than that."""
+ASSUMED_SPREAD: Final = 0.5
+"""Part by which an assumed stay is longer or shorter from request to request. With equal ones, endpoints that
+received their requests at different times would take turns in getting all of them, without end."""
+UNREPORTED_SECONDS: Final = 60.0
+"""The same where ends are reported, but no scrape shows whether one report is missing."""
+UNMEASURED_SECONDS: Final = 10.0
+"""Time in which ``MISSING_REQUESTS`` without any report show that none come, where scrapes show nothing."""
+BLOCK_SECONDS: Final = 10.0
+"""Reports, and requests that ended without one, are compared for so long at a time."""
+LOST_REQUESTS: Final = 20
+LOST_SHARE: Final = 0.02
+"""Requests that ended without a report, and their share of those that ended, from which ends are
+estimated."""
+COMPLETE_REQUESTS: Final = 100
+COMPLETE_SHARE: Final = 0.98
+"""Requests sent in a block, and the share of them that was reported, from which reports are complete
+again."""
 
 NO_REPORTS: Final = (
     "no gateway reports how requests end (no access log, no response passes the picker): load is estimated "
     "from scrapes, which show ends up to --scrape-interval late; send Envoy's gRPC access log "
     "to this port (docs/guides/attach-gateway.md)"
+)
+
+
+GOLDEN: Final = 0.6180339887498949
+"""Multiples of it are spread most evenly, modulo 1."""
+
+SOME_REPORTS: Final = (
+    "gateways report how some requests end and not others (one of them, or a route, sends no access log, or "
+    "entries are lost): load is estimated from scrapes, as without reports; send all entries of Envoy's gRPC "
+    "access log to this port (docs/guides/attach-gateway.md)"
 )
 
 
@@ -44,13 +73,28 @@ class EndReports:
     They are taken to do so until a scrape shows that requests have ended of which no report came.
     """
 
-    __slots__ = ("_reported", "_sent", "_since", "certain", "known")
+    __slots__ = (
+        "_block_at",
+        "_block_lost",
+        "_block_reported",
+        "_block_sent",
+        "_reported",
+        "_sent",
+        "_since",
+        "certain",
+        "known",
+        "partial",
+    )
 
     def __init__(self) -> None:
         self.known = True
         """False if the ends of requests are not reported."""
         self.certain = False
         """Reports have come, and still do."""
+        self.partial = False
+        """Reports come, but not of all requests, so that they prove nothing."""
+        self._block_at = -inf
+        self._block_sent = self._block_reported = self._block_lost = 0
         self._reported = False
         self._sent = 0
         self._since = inf
@@ -60,11 +104,47 @@ class EndReports:
         self._sent += 1
         if self._sent == 1:
             self._since = now
+        self.on_sent_by_any(now)
+
+    def on_sent_by_any(self, now: float) -> None:
+        """Note a request of any replica."""
+        self._block_sent += 1
+        if now - self._block_at >= BLOCK_SECONDS:
+            self._begin_block(now)
 
     def on_report(self) -> None:
         """Note the end of a request of any replica, as a gateway reported it."""
-        self.known = self.certain = self._reported = True
+        self._reported = True
+        self._block_reported += 1
         self._sent, self._since = 0, inf
+        if not self.partial:
+            self.known = self.certain = True
+
+    def on_lost(self, requests: int, now: float) -> None:
+        """Note requests of this replica that two scrapes in a row have not shown, and that were not
+        reported."""
+        if now - self._block_at >= BLOCK_SECONDS:
+            self._begin_block(now)
+        self._block_lost += requests
+        lost, ended = self._block_lost, self._block_lost + self._block_reported
+        if self._reported and lost >= LOST_REQUESTS and lost > LOST_SHARE * ended and not self.partial:
+            self.partial = True
+            self.known = self.certain = False
+            self._begin_block(now)
+
+    def on_unmeasured(self, now: float) -> None:
+        """Note a request to an engine without metrics, of which no scrape will show the end."""
+        if self._sent >= MISSING_REQUESTS and now - self._since >= UNMEASURED_SECONDS:
+            self.known = self.certain = False
+
+    def _begin_block(self, now: float) -> None:
+        if (
+            self._block_sent >= COMPLETE_REQUESTS
+            and self._block_reported >= COMPLETE_SHARE * self._block_sent
+        ):
+            self.partial = False
+        self._block_at = now
+        self._block_sent = self._block_reported = self._block_lost = 0
 
     def on_unnoticed(self, now: float) -> None:
         """Note that a scrape shows less requests than are known: some have ended.
@@ -75,10 +155,13 @@ class EndReports:
         if self._sent and (silent or not self._reported):
             self.known = self.certain = False
 
-    def missing(self, now: float) -> bool:
-        """Return whether so many requests were sent without a report that none will come."""
+    def missing(self, now: float) -> str:
+        """Return what is missing and what it costs: reports of some requests, or of all, if so many were sent
+        without one that none will come; else an empty text."""
+        if self.partial:
+            return SOME_REPORTS
         silent = self._sent >= MISSING_REQUESTS and now - self._since >= MISSING_SECONDS
-        return silent and not self.known
+        return NO_REPORTS if silent and not self.known else ""
 
 
 class StayEstimate:
@@ -127,4 +210,10 @@ class StayEstimate:
     def forget(self) -> None:
         """Assume ``ASSUMED_SECONDS``: the engine has no metrics."""
         self._request_seconds = self._arrived = 0.0
+        self._sent = self._there = 0
         self.assumed = ASSUMED_SECONDS
+
+
+def assumed_share(number: int) -> float:
+    """Return the factor of the assumed stay for the request with this number; evenly spread."""
+    return 1 - ASSUMED_SPREAD + 2 * ASSUMED_SPREAD * (number * GOLDEN % 1.0)

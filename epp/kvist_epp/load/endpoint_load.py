@@ -15,7 +15,14 @@ from types import MappingProxyType
 from typing import Final
 
 from kvist_epp.engines.vllm.kv_events import CPU, STORAGE
-from kvist_epp.load.end_reports import LOOK_SECONDS, EndReports, StayEstimate
+from kvist_epp.load.end_reports import (
+    ASSUMED_SPREAD,
+    LOOK_SECONDS,
+    UNREPORTED_SECONDS,
+    EndReports,
+    StayEstimate,
+    assumed_share,
+)
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.prefill_rate import PrefillRateEstimator
 from kvist_epp.load.prefill_share import PrefillShare
@@ -80,6 +87,8 @@ class EndpointLoad:
     """Attempts that the last scrape did not show, less those that ended since."""
     last_scrape_at: float = -inf
     """When the last scrape was sent."""
+    unmeasured: bool = False
+    """Its engine answers without metrics: no scrape shows what it has."""
     last_event_at: float = -inf
     """When events last reported work, or the first of the present queue was routed; -inf: there are none."""
     dedup_owner: dict[Hashable, Attempt] = field(default_factory=dict)
@@ -114,6 +123,18 @@ class EndpointLoad:
         """Requests from which the batch and ``SPARE_SLOTS`` are full; infinite where it is unknown."""
         slots = self.slots
         return inf if slots is None else slots + int(SPARE_SLOTS * slots)
+
+    @property
+    def blind(self) -> bool:
+        """True if nothing shows that a prompt has been computed: no metrics, no reports of ends, no events. A
+        backlog would be a guess that holds requests back."""
+        return self.unmeasured and not self.end_reports.certain and self.last_event_at == -inf
+
+    @property
+    def scrape_helps(self) -> bool:
+        """True if no scrape has shown yet whether its newest requests are still there."""
+        newest = next(reversed(self.attempts), None)
+        return newest is not None and self.last_scrape_at <= newest.routed_at + LOOK_SECONDS
 
     @property
     def drains_from(self) -> float:
@@ -153,9 +174,9 @@ class EndpointLoad:
 
     def seconds_until_open(self, max_backlog_seconds: float) -> float:
         """Return the seconds until time alone drains it enough; infinite if its batch or cache is full and
-        the ends of requests are reported."""
+        the ends of requests are surely reported."""
         if self.kv_cache_full or self.batch_or_backlog_full(inf):
-            return inf if self.end_reports.known else LOOK_SECONDS
+            return inf if self.end_reports.certain else LOOK_SECONDS
         return max(0.0, self.backlog_tokens / self.rate - max_backlog_seconds)
 
     def drain(self, now: float) -> float:
@@ -218,12 +239,19 @@ class EndpointLoad:
 
     def overdue(self, now: float) -> list[Attempt]:
         """Return attempts of this replica that have been here for so long that they must have ended; none
-        where ends are reported."""
-        if self.end_reports.known:
+        where ends are reported and scrapes would show one whose report is missing."""
+        known = self.end_reports.known
+        if known and not self.unmeasured:
             return []
-        before = now - self.stay.seconds
-        old = takewhile(lambda one: one.routed_at < before, self.attempts)
-        return [one for one in old if not one.request.origin]
+        seconds = UNREPORTED_SECONDS if known else self.stay.seconds
+        least = seconds * (1 - ASSUMED_SPREAD if self.unmeasured else 1.0)
+        old = takewhile(lambda one: one.routed_at < now - least, self.attempts)
+        return [
+            one
+            for one in old
+            if not one.request.origin
+            and (not self.unmeasured or one.routed_at < now - seconds * assumed_share(one.number))
+        ]
 
     def _overtaken(self, by: Attempt) -> list[Attempt]:
         before = takewhile(lambda head: head.routed_at < by.routed_at, self.prefill_queue)

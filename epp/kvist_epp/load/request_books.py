@@ -131,6 +131,8 @@ class RequestBooks:
         ``transferred`` ones come from another endpoint."""
         attempt = self._attempt(request, endpoint, uncached, now, hostport, leg, transferred)
         self.end_reports.on_sent(now)
+        if attempt.load.unmeasured:
+            self.end_reports.on_unmeasured(now)
         if not self.end_reports.certain:
             self._estimate_ends(attempt.load, now)
         request.attempts.append(attempt)
@@ -214,7 +216,7 @@ class RequestBooks:
             self._end(attempt.request)
             self._overdue.append(attempt.request)
             self._on_capacity()
-        if load.stay.sent >= (load.slots or DOUBTFUL_REQUESTS):
+        if load.stay.sent >= (load.slots or DOUBTFUL_REQUESTS) and not load.unmeasured:
             self.on_doubt(load.key)
 
     def _attempt(
@@ -230,7 +232,7 @@ class RequestBooks:
         load = self.load(endpoint)
         load.drain(now)
         self._attempts += 1
-        backlog = float(uncached) if uncached > 0 else 0.0
+        backlog = float(uncached) if uncached > 0 and not load.blind else 0.0
         attempt = Attempt(request, load, backlog, now, now, backlog, self._attempts, False, leg, hostport)
         attempt.transferred = float(transferred)
         load.add(attempt)

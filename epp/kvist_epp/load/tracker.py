@@ -13,6 +13,7 @@ from heapq import nlargest
 from math import inf
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
+from kvist_epp.load.end_reports import LOOK_SECONDS
 from kvist_epp.load.endpoint_load import routed_at
 from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestState
 from kvist_epp.load.request_books import RequestBooks
@@ -38,13 +39,14 @@ class LoadTracker(RequestBooks):
         return expired
 
     def end_overdue(self, now: float) -> list[InFlightRequest]:
-        """End and return the requests that must have ended since the last call; none with reports of ends."""
-        if not self.end_reports.known:
-            for load in self._loads.values():
-                if load.attempts:
-                    self._estimate_ends(load, now)
-                if load.full(inf):
-                    self.on_doubt(load.key)
+        """End and return the requests that must have ended since the last call; none with reports of ends and
+        metrics. Full endpoints are looked at again unless ends are surely reported."""
+        reports = self.end_reports
+        for load in self._loads.values():
+            if load.attempts and (load.unmeasured or not reports.known):
+                self._estimate_ends(load, now)
+            if not reports.certain and load.full(inf) and (not reports.known or load.scrape_helps):
+                self.on_doubt(load.key)
         ended, self._overdue = self._overdue, []
         return ended
 
@@ -56,6 +58,7 @@ class LoadTracker(RequestBooks):
         load.drain(now)
         load.add(attempt)
         load.stay.on_sent(attempt.routed_at)
+        self.end_reports.on_sent_by_any(now)
         attempt.request.state = RequestState.PREFILLING if attempt.progressed else RequestState.SENT
         self.table.add(attempt.request)
         if load.untracked_requests and attempt.routed_at <= load.last_scrape_at:
@@ -131,18 +134,23 @@ class LoadTracker(RequestBooks):
         reported = max(running, 0) + max(waiting, 0)
         load.stay.on_scrape(reported, now)
         load.untracked_requests = max(0, reported - len(load.attempts))
+        load.unmeasured = False
         load.last_scrape_at = now if asked_at is None else asked_at
+        reports = self.end_reports
+        # until it is certain whether ends are reported, a full endpoint may hold everything up
+        grace = self._grace if reports.certain or not reports.known else LOOK_SECONDS
         arrived = sorted(
-            (one for one in load.attempts if one.routed_at <= load.last_scrape_at - self._grace),
-            key=routed_at,
+            (one for one in load.attempts if one.routed_at <= load.last_scrape_at - grace), key=routed_at
         )
         unseen = max(0, len(arrived) - reported)
         if unseen:
-            self.end_reports.on_unnoticed(now)
+            reports.on_unnoticed(now)
         silent = sorted(arrived, key=self._last_sign)[: min(unseen, load.unseen_requests)]
         ended = [one.request for one in silent if one.request.orphan or not one.request.origin]
         for request in ended:
             self._end(request)
+        if lost := sum(not request.origin for request in ended):
+            reports.on_lost(lost, now)
         load.unseen_requests = unseen - len(ended)
         self.changed.add(load)
         still_waiting = max(0, waiting - load.untracked_requests)
@@ -185,12 +193,14 @@ class LoadTracker(RequestBooks):
             self._learn_rate(load, max(rate, load.rate_estimator.proven))
         self._on_capacity()
 
-    def forget_scrapes(self, endpoint: str, *, slots: int | None) -> None:
+    def forget_scrapes(self, endpoint: str) -> None:
         """Drop what scrapes showed of an endpoint: its engine has no metrics (any more)."""
         load = self.load(endpoint)
         load.untracked_requests = load.unseen_requests = 0
+        load.unmeasured = True
         load.stay.forget()
-        self.calibrate(endpoint, decode_seconds=load.decode_seconds, slots=slots)
+        # one lost report would keep a slot for minutes, so nothing is full without metrics
+        self.calibrate(endpoint, decode_seconds=load.decode_seconds)
 
     def on_scrape(self, endpoint: str, sample: EngineSample, now: float) -> None:
         """Update the endpoint's time per output token from a scrape."""

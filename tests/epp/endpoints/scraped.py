@@ -22,6 +22,8 @@ class Engine:
         self.status = 200
         self.models_status = 200
         self.health = 200
+        self.hangs: set[str] = set()
+        """Paths that are not answered."""
         self.keys: set[str] = set()
         self.wants_user_agent = False
         self.models_may_be_sent = asyncio.Event()
@@ -31,7 +33,7 @@ class Engine:
         app = web.Application()
         app.add_routes([web.get("/metrics", self.metrics), web.get("/v1/models", self.models)])
         app.add_routes([web.get("/health", self.healthy)])
-        self.runner = web.AppRunner(app, access_log=None)
+        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
 
     def _note(self, request: web.Request) -> None:
         self.asked.append(request.path)
@@ -39,12 +41,17 @@ class Engine:
         if self.wants_user_agent and "User-Agent" not in request.headers:
             raise web.HTTPForbidden
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def _answerable(self, request: web.Request) -> None:
         self._note(request)
+        if request.path in self.hangs:
+            await asyncio.Event().wait()
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        await self._answerable(request)
         return web.Response(text=self.page, status=self.status)
 
     async def healthy(self, request: web.Request) -> web.Response:
-        self._note(request)
+        await self._answerable(request)
         return web.Response(status=self.health)
 
     async def models(self, request: web.Request) -> web.Response:

@@ -48,6 +48,12 @@ async def test_a_list_of_models_that_cannot_be_read_is_requested_less_and_less_o
     [
         ("up 1\n", 200, 200, "its /metrics page is not vLLM's"),
         ("", 200, 404, "its /metrics page is not vLLM's"),
+        (
+            "# HELP vllm:num_requests_running Running\n",
+            200,
+            200,
+            "its /metrics page has no value of vllm:num",
+        ),
         ("<html>", 404, 404, "GET /metrics returned HTTP status 404"),
         ("", 502, 200, "GET /metrics returned HTTP status 502"),
         ("", 302, 401, "GET /metrics returned HTTP status 302"),
@@ -73,6 +79,42 @@ async def test_an_engine_without_metrics_is_ready(
         assert state.served.models == {"m"}
         assert state.sample == EngineSample()
         assert caplog.text.count("has no metrics of vLLM") == 1
+
+
+@pytest.mark.parametrize(
+    ("hangs", "status", "problem"),
+    [
+        ({"/metrics"}, 200, "GET /metrics: timed out"),
+        ({"/health"}, 404, "GET /metrics returned HTTP status 404"),
+    ],
+)
+async def test_a_page_that_hangs_is_a_missing_page(
+    engine: Engine, hangs: set[str], status: int, problem: str
+) -> None:
+    """An engine is reachable as long as it answers one of its pages; metrics that hang are missing."""
+    engine.hangs, engine.status = hangs, status
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told, timeout=0.1) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: len(told.unmeasured) >= 3)
+        state = scrapes.states["ns/a"]
+        assert (told.changes, state.metrics_problem) == ([("ns/a", ScrapeState.READY)], problem)
+
+        engine.hangs, engine.status = set(), 200
+        await told.until(lambda: told.scrapes >= 1)
+        assert (state.metrics_problem, state.sample.running) == ("", 2)
+
+
+async def test_an_engine_that_answers_no_page_is_unreachable(engine: Engine) -> None:
+    """An engine that accepts connections and answers neither its metrics nor its health gets no requests."""
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told, timeout=0.1) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: told.scrapes >= 1)
+        engine.hangs = {"/metrics", "/health"}
+        await told.until(lambda: len(told.changes) == 2)
+        assert told.changes[-1] == ("ns/a", ScrapeState.UNREACHABLE)
+        assert scrapes.states["ns/a"].problem == "timed out"
 
 
 async def test_metrics_may_come_and_go(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from tests.epp.scheduling.test_pick import NOW, candidate
 
 from kvist_epp.flowcontrol.capacity import TPOT_POLL_SECONDS, Capacity
 from kvist_epp.flowcontrol.deficit_round_robin import EndpointFlow
+from kvist_epp.load.end_reports import LOOK_SECONDS
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.replica_rotation import TURN_SECONDS
 from kvist_epp.load.tpot_admission import TpotAdmission
@@ -66,14 +67,14 @@ def test_a_subset_without_endpoints_leaves_the_queue_to_be_refused() -> None:
 
 
 def test_time_alone_gives_capacity_where_there_is_backlog() -> None:
-    """The time until capacity is that in which a backlog falls to its limit; infinite if the batch is
-    full."""
+    """The time until capacity is that in which a backlog falls to its limit. If the batch is full it is
+    infinite, but short as long as it is not certain that ends are reported."""
     owing = [candidate(1, backlog=40_000.0), candidate(2, backlog=35_000.0)]
     assert Capacity(owing, NOW, 30.0).seconds_until_capacity() == 5.0
-    assert (
-        Capacity([candidate(1, backlog=40_000.0, slots=1, untracked=1)], NOW, 30.0).seconds_until_capacity()
-        == inf
-    )
+    full = candidate(1, backlog=40_000.0, slots=1, untracked=1)
+    assert Capacity([full], NOW, 30.0).seconds_until_capacity() == LOOK_SECONDS
+    full.load.end_reports.on_report()
+    assert Capacity([full], NOW, 30.0).seconds_until_capacity() == inf
     assert Capacity([candidate(1)], NOW, 30.0).seconds_until_capacity() == inf
 
 

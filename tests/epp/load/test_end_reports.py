@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.load.end_reports import ASSUMED_SECONDS, SHORTEST_STAY, EndReports, StayEstimate
+from kvist_epp.load.end_reports import (
+    ASSUMED_SECONDS,
+    LOST_REQUESTS,
+    SHORTEST_STAY,
+    SOME_REPORTS,
+    UNREPORTED_SECONDS,
+    EndReports,
+    StayEstimate,
+)
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 
@@ -72,7 +80,7 @@ def test_stays_are_learned_by_littles_law(stay: float, rate: float, interval: fl
 
 
 def test_without_metrics_a_stay_is_assumed() -> None:
-    """A request of an engine without metrics has ended after half a minute."""
+    """A request of an engine without metrics has ended after some seconds."""
     estimate = StayEstimate()
     assert estimate.seconds == float("inf")
     estimate.forget()
@@ -154,3 +162,123 @@ def test_ends_that_are_reported_are_not_estimated() -> None:
     assert tracker.end_overdue(200.0) == []
     tracker.end(request, 201.0)
     assert len(tracker) == 1
+
+
+def test_reports_of_some_requests_only_prove_nothing() -> None:
+    """A report does not count where scrapes show other requests that ended without one; once nearly all are
+    reported for a while, reports count again."""
+    reports = EndReports()
+    for number in range(1000):
+        reports.on_sent(number / 100)
+        reports.on_report()
+    reports.on_lost(LOST_REQUESTS - 1, 10.0)
+    assert reports.certain, "some are always lost"
+
+    reports.on_lost(LOST_REQUESTS, 10.5)
+    assert (reports.known, reports.certain, reports.partial) == (False, False, True)
+    for number in range(3000):
+        reports.on_sent(11.0 + number / 100)
+        if number % 2:
+            reports.on_report()
+    assert not reports.known
+    assert reports.missing(41.0) == SOME_REPORTS
+
+    for number in range(3000):
+        reports.on_sent(41.0 + number / 100)
+        reports.on_report()
+    assert (reports.known, reports.certain, reports.partial) == (True, True, False)
+
+
+def test_a_gateway_whose_log_stops_is_noticed_by_two_scrapes() -> None:
+    """Requests that two scrapes in a row do not show, and that were not reported, make ends be estimated: the
+    endpoint is held for seconds, not for a minute."""
+    tracker = LoadTracker()
+    tracker.calibrate("p", slots=64)
+    for number in range(500):
+        tracker.end(send(tracker, number, number / 100), number / 100)
+        tracker.end_reports.on_report()
+    for number in range(70):
+        send(tracker, 500 + number, 5.0)
+    assert tracker.load("p").full(30.0)
+    tracker.reconcile("p", 0, 0, 7.0)
+    tracker.reconcile("p", 0, 0, 9.0)
+    assert tracker.end_reports.partial
+    counts = serve(tracker, stay=0.001, rate=1_000.0, seconds=10.0, slots=64, begin=9.0)
+    assert counts["held"] < 0.08 * 10_000
+
+
+def test_a_picker_that_has_just_started_looks_at_a_full_endpoint_again_and_again() -> None:
+    """Before the first report nothing is certain: a full endpoint is scraped until a scrape has shown the
+    newest requests, so that an instantly answering one is held for a moment only."""
+    tracker = LoadTracker()
+    asked: list[str] = []
+    tracker.on_doubt = asked.append
+    tracker.calibrate("p", slots=8)
+    for number in range(8):
+        send(tracker, number, 1.0)
+    asked.clear()
+    tracker.end_overdue(1.05)
+    assert asked == ["p"]
+    tracker.reconcile("p", 0, 0, 1.2, asked_at=1.15)
+    assert not tracker.end_reports.known
+    assert not tracker.load("p").full(30.0)
+
+
+def test_a_full_endpoint_whose_requests_a_scrape_has_shown_is_left_alone() -> None:
+    """An engine that is truly full is not scraped any more often while it is not certain that ends are
+    reported."""
+    tracker = LoadTracker()
+    asked: list[str] = []
+    tracker.on_doubt = asked.append
+    tracker.calibrate("p", slots=8)
+    for number in range(8):
+        send(tracker, number, 1.0)
+    tracker.reconcile("p", 8, 0, 1.5)
+    asked.clear()
+    for at in range(20):
+        tracker.end_overdue(1.6 + at / 10)
+    assert asked == []
+    assert tracker.load("p").full(30.0)
+
+
+def unmeasured() -> LoadTracker:
+    """Return a tracker whose engine ``p`` answers without metrics."""
+    tracker = LoadTracker()
+    tracker.load("p")
+    tracker.forget_scrapes("p")
+    return tracker
+
+
+def test_an_engine_without_metrics_or_reports_is_never_full() -> None:
+    """Neither a number of requests nor a backlog that nothing corrects holds requests back, and the picker
+    asks for no scrapes that cannot show anything."""
+    tracker = unmeasured()
+    asked: list[str] = []
+    tracker.on_doubt = asked.append
+    for number in range(3000):
+        request = InFlightRequest(f"s{number}", 4000)
+        tracker.add(request, "p", 4000, number / 1000)
+    assert not tracker.load("p").full(30.0)
+    assert tracker.load("p").seconds_until_open(30.0) == 0.0
+    assert asked == []
+
+
+def test_an_engine_without_metrics_is_known_to_be_unreported_without_a_scrape() -> None:
+    """Twenty requests and ten seconds without a report: from then on a request counts for some seconds, each
+    for another time, so that endpoints do not take turns in looking empty."""
+    tracker = unmeasured()
+    for number in range(200):
+        send(tracker, number, number / 10)
+    assert not tracker.end_reports.known
+    ended = [len(tracker.end_overdue(20.0 + at / 2)) for at in range(20)]
+    assert len(tracker.load("p").attempts) == 0
+    assert max(ended[1:]) <= 12, "they end little by little"
+
+
+def test_a_lost_report_of_an_engine_without_metrics_is_forgotten_after_a_minute() -> None:
+    """With reports a request counts until its own; one whose report was lost counts for a minute at most."""
+    tracker = unmeasured()
+    lost = send(tracker, 0, 0.0)
+    tracker.end_reports.on_report()
+    assert tracker.end_overdue(UNREPORTED_SECONDS * 0.4) == []
+    assert tracker.end_overdue(UNREPORTED_SECONDS * 1.6) == [lost]

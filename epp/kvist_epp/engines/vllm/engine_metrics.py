@@ -98,7 +98,10 @@ def needed_lines(page: bytes) -> bytes:
     """
     if b"vllm:num_requests_running" not in page:
         raise ValueError("its /metrics page is not vLLM's")
-    return b"".join(_NEEDED.findall(b"\n" + page))
+    lines = b"".join(_NEEDED.findall(b"\n" + page))
+    if b"vllm:num_requests_running" not in lines:
+        raise ValueError("its /metrics page has no value of vllm:num_requests_running")
+    return lines
 
 
 def page_digest(page: bytes) -> int:
