@@ -22,11 +22,16 @@ ENDED = 'kvist_epp_requests_ended_total{source="response"}'
 
 @asynccontextmanager
 async def agentgateway(
-    folder: Path, transport: Transport, engine: tuple[str, ...] = FAST, *flags: str, engines: int = 3
+    folder: Path,
+    transport: Transport,
+    engine: tuple[str, ...] = FAST,
+    *flags: str,
+    engines: int = 3,
+    labels: dict[str, str] | None = None,
 ) -> AsyncIterator[tuple[Product, AgentGateway]]:
-    """Picker and engines, and agentgateway before them."""
+    """Picker and engines with these labels, and agentgateway before them."""
     async with product(
-        folder, transport=transport, engines=engines, flags=engine, picker_flags=flags
+        folder, transport=transport, engines=engines, flags=engine, picker_flags=flags, labels=labels
     ) as running:
         gateway = AgentGateway(running.picker.address, running.client)
         try:
@@ -100,10 +105,8 @@ async def test_clients_of_agentgateway_leave_the_queue(tmp_path: Path, transport
     body = encoded(chat("tell", stream=True, max_tokens=300, ignore_eos=True))
     one_slot = ("--sim-step-seconds", "0.05", "--max-num-seqs", "1")
     gone = asyncio.Event()
-    async with agentgateway(tmp_path, transport, one_slot, "--max-num-seqs=1", engines=1) as (
-        running,
-        gateway,
-    ):
+    label = {"kvist.dev/max-num-seqs": "1"}  # without it scrapes would find that the engine may run more
+    async with agentgateway(tmp_path, transport, one_slot, engines=1, labels=label) as (running, gateway):
         async with gateway.opened(CHAT, body) as (_, chunks):
             await anext(chunks)
             leaving = [asyncio.ensure_future(gateway.leave(CHAT, body, gone)) for _ in range(4)]

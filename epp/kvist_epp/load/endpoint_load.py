@@ -130,11 +130,11 @@ class EndpointLoad:
         backlog would be a guess that holds requests back."""
         return self.unmeasured and not self.end_reports.certain and self.last_event_at == -inf
 
-    @property
-    def scrape_helps(self) -> bool:
-        """True if no scrape has shown yet whether its newest requests are still there."""
+    def scrape_helps(self, grace_seconds: float) -> bool:
+        """True if no scrape has shown yet whether its newest requests are still there, for which they must be
+        this old."""
         newest = next(reversed(self.attempts), None)
-        return newest is not None and self.last_scrape_at <= newest.routed_at + LOOK_SECONDS
+        return newest is not None and self.last_scrape_at < newest.routed_at + grace_seconds
 
     @property
     def drains_from(self) -> float:

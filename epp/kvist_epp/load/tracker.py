@@ -13,7 +13,6 @@ from heapq import nlargest
 from math import inf
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
-from kvist_epp.load.end_reports import LOOK_SECONDS
 from kvist_epp.load.endpoint_load import routed_at
 from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestState
 from kvist_epp.load.request_books import RequestBooks
@@ -45,7 +44,8 @@ class LoadTracker(RequestBooks):
         for load in self._loads.values():
             if load.attempts and (load.unmeasured or not reports.known):
                 self._estimate_ends(load, now)
-            if not reports.certain and load.full(inf) and (not reports.known or load.scrape_helps):
+            helps = not reports.known or load.scrape_helps(self._grace)
+            if not reports.certain and load.full(inf) and helps:
                 self.on_doubt(load.key)
         ended, self._overdue = self._overdue, []
         return ended
@@ -136,21 +136,19 @@ class LoadTracker(RequestBooks):
         load.untracked_requests = max(0, reported - len(load.attempts))
         load.unmeasured = False
         load.last_scrape_at = now if asked_at is None else asked_at
-        reports = self.end_reports
-        # until it is certain whether ends are reported, a full endpoint may hold everything up
-        grace = self._grace if reports.certain or not reports.known else LOOK_SECONDS
         arrived = sorted(
-            (one for one in load.attempts if one.routed_at <= load.last_scrape_at - grace), key=routed_at
+            (one for one in load.attempts if one.routed_at <= load.last_scrape_at - self._grace),
+            key=routed_at,
         )
         unseen = max(0, len(arrived) - reported)
         if unseen:
-            reports.on_unnoticed(now)
+            self.end_reports.on_unnoticed(now)
         silent = sorted(arrived, key=self._last_sign)[: min(unseen, load.unseen_requests)]
         ended = [one.request for one in silent if one.request.orphan or not one.request.origin]
         for request in ended:
             self._end(request)
         if lost := sum(not request.origin for request in ended):
-            reports.on_lost(lost, now)
+            self.end_reports.on_lost(lost, now)
         load.unseen_requests = unseen - len(ended)
         self.changed.add(load)
         still_waiting = max(0, waiting - load.untracked_requests)

@@ -217,9 +217,13 @@ def test_a_picker_that_has_just_started_looks_at_a_full_endpoint_again_and_again
     for number in range(8):
         send(tracker, number, 1.0)
     asked.clear()
-    tracker.end_overdue(1.05)
-    assert asked == ["p"]
-    tracker.reconcile("p", 0, 0, 1.2, asked_at=1.15)
+    for at in (1.05, 1.3):
+        asked.clear()
+        tracker.end_overdue(at)
+        assert asked == ["p"]
+        tracker.reconcile("p", 0, 0, at)
+        assert tracker.end_reports.known, "an engine counts a request at the end of a step"
+    tracker.reconcile("p", 0, 0, 1.55)
     assert not tracker.end_reports.known
     assert not tracker.load("p").full(30.0)
 
