@@ -235,8 +235,8 @@ def _report(plan: Plan, found: Rendered) -> None:
 
 
 def _site(options: argparse.Namespace) -> Site:
-    """Return a cluster with every optional API except those of ``--without``, the claims of ``--claim`` and
-    the gateways of ``--gateway``."""
+    """Return a cluster with every optional API except those of ``--without``, the claims of ``--claim``, the
+    gateways of ``--gateway``, and users of its own with ``--openshift``."""
     missing = {_api(name) for name in options.without}
     claims = dict(map(_claim, options.claims))
     return Site(

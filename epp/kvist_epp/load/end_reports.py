@@ -35,8 +35,10 @@ empty, and gets all requests, for no longer than that."""
 ASSUMED_SPREAD: Final = 0.5
 """Part by which an assumed stay is longer or shorter from request to request. With equal ones, endpoints that
 received their requests at different times would take turns in getting all of them, without end."""
+GOLDEN: Final = 0.6180339887498949
+"""Multiples of it are spread most evenly, modulo 1."""
 UNREPORTED_SECONDS: Final = 60.0
-"""The same where ends are reported, but no scrape shows whether one report is missing."""
+"""Assumed stay where ends are reported, but no scrape shows whether one report is missing."""
 UNMEASURED_SECONDS: Final = 10.0
 """Time in which ``MISSING_REQUESTS`` without any report show that none come, where scrapes show nothing."""
 BLOCK_SECONDS: Final = 10.0
@@ -55,11 +57,6 @@ NO_REPORTS: Final = (
     "from scrapes, which show ends up to --scrape-interval late; send Envoy's gRPC access log "
     "to this port (docs/guides/attach-gateway.md)"
 )
-
-
-GOLDEN: Final = 0.6180339887498949
-"""Multiples of it are spread most evenly, modulo 1."""
-
 SOME_REPORTS: Final = (
     "gateways report how some requests end and not others (one of them, or a route, sends no access log, or "
     "entries are lost): load is estimated from scrapes, as without reports; send all entries of Envoy's gRPC "
@@ -214,6 +211,6 @@ class StayEstimate:
         self.assumed = ASSUMED_SECONDS
 
 
-def assumed_share(number: int) -> float:
-    """Return the factor of the assumed stay for the request with this number; evenly spread."""
-    return 1 - ASSUMED_SPREAD + 2 * ASSUMED_SPREAD * (number * GOLDEN % 1.0)
+def stay_factor(number: int, spread: float) -> float:
+    """Return the factor of a stay for the request with this number: 1 - spread to 1 + spread, evenly."""
+    return 1 - spread + 2 * spread * (number * GOLDEN % 1.0)

@@ -21,7 +21,7 @@ from kvist_epp.load.end_reports import (
     UNREPORTED_SECONDS,
     EndReports,
     StayEstimate,
-    assumed_share,
+    stay_factor,
 )
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.prefill_rate import PrefillRateEstimator
@@ -131,8 +131,12 @@ class EndpointLoad:
         return self.unmeasured and not self.end_reports.certain and self.last_event_at == -inf
 
     def scrape_helps(self, grace_seconds: float) -> bool:
-        """True if no scrape has shown yet whether its newest requests are still there, for which they must be
-        this old."""
+        """True if another scrape may show that it is not full: ends are not reported; or that is uncertain,
+        and none has shown its newest requests yet, for which they must be this old."""
+        if self.end_reports.certain:
+            return False
+        if not self.end_reports.known:
+            return True
         newest = next(reversed(self.attempts), None)
         return newest is not None and self.last_scrape_at < newest.routed_at + grace_seconds
 
@@ -244,14 +248,10 @@ class EndpointLoad:
         if known and not self.unmeasured:
             return []
         seconds = UNREPORTED_SECONDS if known else self.stay.seconds
-        least = seconds * (1 - ASSUMED_SPREAD if self.unmeasured else 1.0)
-        old = takewhile(lambda one: one.routed_at < now - least, self.attempts)
-        return [
-            one
-            for one in old
-            if not one.request.origin
-            and (not self.unmeasured or one.routed_at < now - seconds * assumed_share(one.number))
-        ]
+        spread = ASSUMED_SPREAD if self.unmeasured else 0.0
+        old = takewhile(lambda one: one.routed_at < now - seconds * (1 - spread), self.attempts)
+        own = (one for one in old if not one.request.origin)
+        return [one for one in own if one.routed_at < now - seconds * stay_factor(one.number, spread)]
 
     def _overtaken(self, by: Attempt) -> list[Attempt]:
         before = takewhile(lambda head: head.routed_at < by.routed_at, self.prefill_queue)

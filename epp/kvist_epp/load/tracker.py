@@ -40,12 +40,11 @@ class LoadTracker(RequestBooks):
     def end_overdue(self, now: float) -> list[InFlightRequest]:
         """End and return the requests that must have ended since the last call; none with reports of ends and
         metrics. Full endpoints are looked at again unless ends are surely reported."""
-        reports = self.end_reports
+        known = self.end_reports.known
         for load in self._loads.values():
-            if load.attempts and (load.unmeasured or not reports.known):
+            if load.attempts and (load.unmeasured or not known):
                 self._estimate_ends(load, now)
-            helps = not reports.known or load.scrape_helps(self._grace)
-            if not reports.certain and load.full(inf) and helps:
+            if load.scrape_helps(self._grace) and load.full(inf):
                 self.on_doubt(load.key)
         ended, self._overdue = self._overdue, []
         return ended

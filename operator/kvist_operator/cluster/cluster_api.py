@@ -34,7 +34,7 @@ LONGEST_SECONDS: Final = 10.0
 ATTEMPTS: Final = 5
 """Attempts of one request; then its pool is retried later, and others continue."""
 MAX_MESSAGE: Final = 1500
-UNDECLARED: Final = "field not declared in schema"
+_UNDECLARED: Final = "field not declared in schema"
 _RIGHTS: Final = (" cannot ", "attempting to grant RBAC permissions not currently held")
 """Texts that distinguish the authorizer's 403 from that of quotas and admission."""
 
@@ -123,7 +123,7 @@ def _classify(status: int, message: str, kind: ObjectKind, verb: str) -> tuple[t
     if status == 403 and any(sign in message for sign in _RIGHTS):
         rule = f'apiGroups: ["{kind.group}"], resources: ["{kind.plural}"], verbs: ["{verb}"]'
         return Forbidden, f"the operator's service account needs a rule with {rule} (docs/guides/operator.md)"
-    if UNDECLARED in message:  # status 500: server-side apply of a field that the kind's schema lacks
+    if _UNDECLARED in message:  # status 500: server-side apply of a field that the kind's schema lacks
         return (
             Refused,
             f"the cluster's {kind.resource} is older or newer than the operator expects: upgrade it",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_epp.names import OWN_GROUP, POOL_GROUP
+from kvist_operator.manifests.gateway_policies import ENVOY_GROUP, GATEWAY_GROUP, GKE_GROUP, NGINX_GROUP
 from kvist_operator.manifests.object_names import Api
 from kvist_operator.manifests.picker import rules as picker_rules
 
@@ -68,10 +69,6 @@ class Target:
 
 
 _OPTIONAL: Final[Mapping[str, Api]] = {str(api): api for api in Api}
-_ENVOY_GATEWAY: Final = "gateway.envoyproxy.io"
-_GATEWAY: Final = "gateway.networking.k8s.io"
-_GKE: Final = "networking.gke.io"
-_NGINX: Final = "gateway.nginx.org"
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 POOL: Final = ObjectKind(OWN_GROUP, "v1alpha1", "InferencePool", "inferencepools")
@@ -83,8 +80,8 @@ CONFIG_MAP: Final = ObjectKind("", "v1", "ConfigMap", "configmaps")
 CLAIM: Final = ObjectKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 LEASE: Final = ObjectKind("coordination.k8s.io", "v1", "Lease", "leases")
 NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
-GATEWAY: Final = ObjectKind(_GATEWAY, "v1", "Gateway", "gateways")
-GATEWAY_CLASS: Final = ObjectKind(_GATEWAY, "v1", "GatewayClass", "gatewayclasses", namespaced=False)
+GATEWAY: Final = ObjectKind(GATEWAY_GROUP, "v1", "Gateway", "gateways")
+GATEWAY_CLASS: Final = ObjectKind(GATEWAY_GROUP, "v1", "GatewayClass", "gatewayclasses", namespaced=False)
 SECURITY_CONSTRAINTS: Final = ObjectKind(
     "security.openshift.io",
     "v1",
@@ -97,12 +94,12 @@ JOB: Final = ObjectKind("batch", "v1", "Job", "jobs")
 DAEMON_SET: Final = ObjectKind("apps", "v1", "DaemonSet", "daemonsets")
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
-BACKEND_TLS_POLICY: Final = ObjectKind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies")
+BACKEND_TLS_POLICY: Final = ObjectKind(GATEWAY_GROUP, "v1", "BackendTLSPolicy", "backendtlspolicies")
 GATEWAY_POLICIES: Final = (
-    ObjectKind(_GKE, "v1", "HealthCheckPolicy", "healthcheckpolicies"),
-    ObjectKind(_GKE, "v1", "GCPBackendPolicy", "gcpbackendpolicies"),
-    ObjectKind(_NGINX, "v1alpha1", "ClientSettingsPolicy", "clientsettingspolicies"),
-    ObjectKind(_NGINX, "v1alpha1", "ProxySettingsPolicy", "proxysettingspolicies"),
+    ObjectKind(GKE_GROUP, "v1", "HealthCheckPolicy", "healthcheckpolicies"),
+    ObjectKind(GKE_GROUP, "v1", "GCPBackendPolicy", "gcpbackendpolicies"),
+    ObjectKind(NGINX_GROUP, "v1alpha1", "ClientSettingsPolicy", "clientsettingspolicies"),
+    ObjectKind(NGINX_GROUP, "v1alpha1", "ProxySettingsPolicy", "proxysettingspolicies"),
 )
 """Policies of single gateways."""
 
@@ -123,11 +120,11 @@ CHILDREN: Final = (
     DEPLOYMENT,
     LEADER_WORKER_SET,
     BACKEND_TLS_POLICY,
-    ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
-    ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
+    ObjectKind(ENVOY_GROUP, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
+    ObjectKind(ENVOY_GROUP, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
     ObjectKind(POOL_GROUP, "v1", "InferencePool", "inferencepools"),
     *GATEWAY_POLICIES,
-    ObjectKind(_GATEWAY, "v1", "HTTPRoute", "httproutes"),
+    ObjectKind(GATEWAY_GROUP, "v1", "HTTPRoute", "httproutes"),
     ObjectKind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
 )
 """Kinds of objects that pools consist of."""

@@ -15,7 +15,7 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 from .bootstrap import BODY_BYTES, IDLE_SECONDS, MESSAGE_SECONDS
-from .gateway_policies import ENVOY_GROUP, GATEWAY_GROUP, UNBOUNDED, own_policies
+from .gateway_policies import ENVOY_GROUP, GATEWAY_GROUP, UNBOUNDED, own_policies, route_target
 from .object_names import (
     ENGINE,
     ENGINE_PORT,
@@ -55,7 +55,7 @@ def gateway(pool: Pool, plan: Plan, site: Site) -> list[Json]:
         verified = [_verified(names)] if Api.BACKEND_TLS_POLICY in site.apis else []
         policies = own_policies(names, pool, plan, site, backend)
         return [*verified, _inference_pool(names, pool), *policies, _route(names, pool, site, backend)]
-    target = [{"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}]
+    target = [route_target(names)]
     return [
         _verified(names),
         _traffic(names, target),

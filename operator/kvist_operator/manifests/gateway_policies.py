@@ -74,7 +74,7 @@ def _gke(_names: ObjectNames, pool: Pool, plan: Plan, backend: Json) -> Iterator
 
 def _nginx(names: ObjectNames, _pool: Pool, _plan: Plan, _backend: Json) -> Iterator[_Policy]:
     """nginx refuses bodies over 1 MiB by default and ends answers that pause for 60 s."""
-    version, target = f"{NGINX_GROUP}/v1alpha1", _route(names)
+    version, target = f"{NGINX_GROUP}/v1alpha1", route_target(names)
     body = {"maxSize": f"{BODY_BYTES >> 20}m"}
     timeout = {"read": f"{LONGEST_ANSWER_HOURS}h"}
     yield Api.CLIENT_SETTINGS, version, "ClientSettingsPolicy", {"targetRef": target, "body": body}
@@ -84,11 +84,12 @@ def _nginx(names: ObjectNames, _pool: Pool, _plan: Plan, _backend: Json) -> Iter
 def _envoy(names: ObjectNames, _pool: Pool, _plan: Plan, _backend: Json) -> Iterator[_Policy]:
     """Envoy sends no more than 1,024 requests at once to the engines of a route by default. This is for pools
     of the Inference Extension (Envoy AI Gateway); the flavor EnvoyGateway has a policy that says more."""
-    spec = {"targetRefs": [_route(names)], "circuitBreaker": UNBOUNDED}
+    spec = {"targetRefs": [route_target(names)], "circuitBreaker": UNBOUNDED}
     yield Api.TRAFFIC_POLICY, f"{ENVOY_GROUP}/v1alpha1", "BackendTrafficPolicy", spec
 
 
-def _route(names: ObjectNames) -> Json:
+def route_target(names: ObjectNames) -> Json:
+    """Return the reference to a pool's route by which policies target it."""
     return {"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}
 
 

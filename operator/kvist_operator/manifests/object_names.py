@@ -124,7 +124,6 @@ PICKER_IMAGE: Final = f"kvist-epp:{kvist_epp.__version__}"
 """Image of the operator's own version; the chart adds the registry."""
 ENVOY_IMAGE: Final = "envoyproxy/envoy:v1.40.0"
 
-
 ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/gatewayclass-controller"
 GKE: Final = "networking.gke.io/gateway"
 HIGRESS: Final = "higress.io/gateway-controller"

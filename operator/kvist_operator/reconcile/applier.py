@@ -50,7 +50,7 @@ class ApplyResult:
     failures: tuple[ClusterError, ...] = ()
     """Errors of the API server, in the order of the objects."""
     notes: tuple[Note, ...] = ()
-    """Policies that were refused, without which a pool serves within the gateway's own limits."""
+    """Policies that were refused, or are a user's own; the pool is attached all the same."""
     pending: PendingChange | None = None
     """Change of workloads that waits for the pool's owner."""
 
@@ -86,13 +86,12 @@ class Applier:
                 except ClusterError as error:
                     if error.aborts:
                         raise
+                    run.tried.add(step.key)
                     if step.body is not None and self._spared(pool, step.key, step.body, error):
-                        run.spared.add(step.key)
                         continue
                     logger.warning("%s/%s: writing its objects failed: %s", pool.namespace, pool.name, error)
-                    run.tried.add(step.key)
                     run.failures.append(error)
-        if tried := run.tried - run.spared:
+        if tried := {key for key in run.tried if target_in(pool, key) not in self._refused}:
             names = ", ".join(map(str, sorted(tried)))
             done, failed = len(tried) - len(run.failures), len(run.failures)
             logger.info(
@@ -131,7 +130,7 @@ class Applier:
 
     def _is_open(self, pool: Pool, step: Step, run: "_ApplyState") -> bool:
         """Return whether a step is still to be done and may have an effect."""
-        if step.key in run.tried | run.spared:
+        if step.key in run.tried:
             return False
         target = target_in(pool, step.key)
         known = self.cache.get(target)
@@ -185,8 +184,6 @@ class _ApplyState:
     """State of one call for a pool."""
 
     tried: set[Key] = field(default_factory=set)
-    spared: set[Key] = field(default_factory=set)
-    """Policies that were refused now."""
     unlabelled: dict[Key, Json] = field(default_factory=dict)
     """Objects with a wanted name but without our labels."""
     failures: list[ClusterError] = field(default_factory=list)

@@ -14,15 +14,14 @@ from tests.cluster.operated import QUICK, account, administrator, operating, poo
 
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.kinds import POOL, Target, kind_named
+from kvist_operator.manifests.object_names import ENVOY_GATEWAY, GKE, NGINX
 
 pytestmark = pytest.mark.timeout(300)
 GROUP = "gateway.networking.k8s.io"
-CONTROLLER = "networking.gke.io/gateway"
-NGINX = "gateway.nginx.org/nginx-gateway-controller"
 REFUSAL = 'Error GWCER104: HTTPRoute "twig" is misconfigured, err: Timeouts are not supported.'
 
 
-async def with_gateway(admin: Client, space: Namespace, controller: str = CONTROLLER) -> None:
+async def with_gateway(admin: Client, space: Namespace, controller: str = GKE) -> None:
     """Install the CRDs and a Gateway whose class has this controller."""
     await with_crd(admin)
     await admin.install(GAIE)
@@ -56,7 +55,7 @@ async def answer(admin: Client, space: Namespace, status: str, reason: str, mess
         "lastTransitionTime": "2026-11-27T00:00:00Z",
     }
     ref = {"group": GROUP, "kind": "Gateway", "name": "edge"}
-    parent = {"controllerName": CONTROLLER, "parentRef": ref, "conditions": [condition]}
+    parent = {"controllerName": GKE, "parentRef": ref, "conditions": [condition]}
     merge = {"Content-Type": "application/merge-patch+json"}
     path = f"{space.of(GROUP, 'v1', 'httproutes')}/twig/status"
     await admin.ask("PATCH", path, {"status": {"parents": [parent]}}, headers=merge)
@@ -139,7 +138,7 @@ async def test_an_object_that_an_older_api_does_not_know_is_a_condition(
 ) -> None:
     """The flavor EnvoyGateway needs its policies: with CRDs of an older Envoy Gateway a condition names the
     field and the remedy, and the other objects are there."""
-    await with_gateway(admin, space, "gateway.envoyproxy.io/gatewayclass-controller")
+    await with_gateway(admin, space, ENVOY_GATEWAY)
     await exchange(admin, without("BackendTrafficPolicy", "requestBuffer"))
     kubeconfig = await account(plane, admin, space.name)
     gateway = {"mode": "Route", "flavor": "EnvoyGateway", "parentRefs": [{"name": "edge"}]}

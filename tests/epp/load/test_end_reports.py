@@ -207,16 +207,20 @@ def test_a_gateway_whose_log_stops_is_noticed_by_two_scrapes() -> None:
     assert counts["held"] < 0.08 * 10_000
 
 
-def test_a_picker_that_has_just_started_looks_at_a_full_endpoint_again_and_again() -> None:
-    """Before the first report nothing is certain: a full endpoint is scraped until a scrape has shown the
-    newest requests, so that an instantly answering one is held for a moment only."""
-    tracker = LoadTracker()
-    asked: list[str] = []
-    tracker.on_doubt = asked.append
+def eight_in_eight_slots() -> tuple[LoadTracker, list[str]]:
+    """Return a tracker whose endpoint ``p`` is full since second 1, and the endpoints that it will doubt."""
+    tracker, asked = LoadTracker(), list[str]()
     tracker.calibrate("p", slots=8)
     for number in range(8):
         send(tracker, number, 1.0)
-    asked.clear()
+    tracker.on_doubt = asked.append
+    return tracker, asked
+
+
+def test_a_picker_that_has_just_started_looks_at_a_full_endpoint_again_and_again() -> None:
+    """Before the first report nothing is certain: a full endpoint is scraped until a scrape has shown the
+    newest requests, so that an instantly answering one is held for a moment only."""
+    tracker, asked = eight_in_eight_slots()
     for at in (1.05, 1.3):
         asked.clear()
         tracker.end_overdue(at)
@@ -231,14 +235,8 @@ def test_a_picker_that_has_just_started_looks_at_a_full_endpoint_again_and_again
 def test_a_full_endpoint_whose_requests_a_scrape_has_shown_is_left_alone() -> None:
     """An engine that is truly full is not scraped any more often while it is not certain that ends are
     reported."""
-    tracker = LoadTracker()
-    asked: list[str] = []
-    tracker.on_doubt = asked.append
-    tracker.calibrate("p", slots=8)
-    for number in range(8):
-        send(tracker, number, 1.0)
+    tracker, asked = eight_in_eight_slots()
     tracker.reconcile("p", 8, 0, 1.5)
-    asked.clear()
     for at in range(20):
         tracker.end_overdue(1.6 + at / 10)
     assert asked == []
