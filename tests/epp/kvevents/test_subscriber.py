@@ -59,6 +59,17 @@ class Following:
         return self.subscriber.stats()[source]
 
 
+async def subscribed(engine: Publisher, follower: Following) -> None:
+    """Publishes batches without events until one arrives.
+
+    A publisher learns of a subscription after the handshake that the subscriber sees, and drops what it
+    publishes in between; a replay brings that back, and nothing does without one.
+    """
+    while not follower.stats().messages:
+        engine.publish(batch())
+        await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def following(
     *publishers: Publisher, limits: SubscriberLimits = CALM, replay: bool = True
@@ -244,6 +255,7 @@ async def test_a_bug_in_what_follows_from_events_stops_none_of_them(
 async def test_without_replay_a_gap_resets() -> None:
     """No replay endpoint configured: warm at once, and a hole costs what was known."""
     async with publishing() as engine, following(engine, replay=False) as follower:
+        await subscribed(engine, follower)
         engine.publish(batch(chain(0)))
         engine.lose(batch(chain(2)))
         engine.publish(batch(stored([7, 8], None, b"ccccdddd")))
@@ -260,6 +272,7 @@ async def test_a_replay_port_without_a_listener_is_given_up() -> None:
             [FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, "tcp://127.0.0.1:1")]
         )
         await until(lambda: new.stats().replays)
+        await subscribed(engine, new)
         engine.publish(batch(chain(0)))
         await until(lambda: new.subscriber.warm("ns/pod"))
         await until(new.tokens)
