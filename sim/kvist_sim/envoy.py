@@ -77,7 +77,7 @@ def _connections(gateway: Gateway) -> Json:
     filters = [_router()]
     if gateway.asks:
         filters.insert(0, _ext_proc(gateway))
-    logs = [_access_log()] if gateway.all_pickers and gateway.access_log else []
+    logs = [_access_log(gateway)] if gateway.all_pickers and gateway.access_log else []
     early = {"early_header_mutation_extensions": [_cleaning()]} if gateway.cleans else {}
     return {
         "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -143,14 +143,14 @@ def _router() -> Json:
     return _named("envoy.filters.http.router", {"@type": f"{_TYPE}extensions.filters.http.router.v3.Router"})
 
 
-def _access_log() -> Json:
+def _access_log(gateway: Gateway) -> Json:
     settings = {
         "@type": f"{_TYPE}extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
         "common_config": {
             "log_name": "kvist",
             "transport_api_version": "V3",
             "grpc_service": {"envoy_grpc": {"cluster_name": _PICKER}},
-            "buffer_flush_interval": "0.1s",
+            "buffer_flush_interval": f"{gateway.log_seconds:g}s",
         },
         "additional_request_headers_to_log": [REQUEST_ID_HEADER, SESSION_HEADER, DESTINATION_HEADER],
     }

@@ -143,6 +143,8 @@ class Gateway:
     """Call the picker for requests; without it Envoy balances by ``fallback`` alone (a base line)."""
     access_log: bool = True
     """Send the access log to the picker, so that it learns how requests end."""
+    log_seconds: float = 0.1
+    """Time between two messages of the access log."""
     failure_mode_allow: bool = True
     """Use ``fallback`` for a dead picker; otherwise requests fail.
 

@@ -41,6 +41,8 @@ class CompletionHandler:
             self._director.tracker.end_reports.on_report()
             request = self._director.table.find(entry.session, entry.request_id or "")
             if request is not None:
+                if entry.seconds is not None:
+                    self._note_delay(request, entry.seconds)
                 self._end(request, "access-log", entry.upstream, entry.status)
             elif self._forward is not None:
                 self._forward(entry)
@@ -76,6 +78,7 @@ class CompletionHandler:
             return
         if usage.cached is not None:  # engines that name no sessions in their events may report it here
             director.tracker.on_cache_truth(request, usage.cached, self._clock())
+        director.tracker.end_reports.on_delay(0.0)
         self._end(request, "response", seen.served, seen.status)
 
     def _observe_output(self, seen: ObservedResponse, trace_id: str) -> None:
@@ -84,6 +87,11 @@ class CompletionHandler:
         if seen.complete and first is not None and tokens > 1 and seen.status in ANSWERED_STATUS:
             mean = (seen.seconds - first) / (tokens - 1)
             self._director.metrics.output_token.observe(mean, seen.request_id, trace_id)
+
+    def _note_delay(self, request: InFlightRequest, seconds: float) -> None:
+        """Note how late the gateway reports the end of a request that has taken ``seconds`` there."""
+        delay = self._clock() - request.attempts[-1].routed_at - seconds
+        self._director.tracker.end_reports.on_delay(delay)
 
     def _end(self, request: InFlightRequest, how: str, served: str | None, status: int) -> None:
         director, now = self._director, self._clock()

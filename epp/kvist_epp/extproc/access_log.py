@@ -7,12 +7,14 @@ own, so that an unreadable entry costs only itself.
 from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import ip_address
+from typing import Final
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.pb.accesslog_pb2 import (
+    AccessLogCommon,
     HTTPAccessLogEntry,
     StreamAccessLogsMessage,
 )
@@ -20,6 +22,9 @@ from kvist_epp.extproc.pb.base_pb2 import SocketAddress
 from kvist_epp.extproc.protocol_errors import ErrorCounter
 from kvist_epp.http2.call import Sink
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
+
+_FIRST_SENT: Final = "time_to_first_upstream_tx_byte"
+_LAST_ANSWERED: Final = "time_to_last_downstream_tx_byte"
 
 
 class AccessLogEntry(msgspec.Struct, frozen=True):
@@ -31,6 +36,9 @@ class AccessLogEntry(msgspec.Struct, frozen=True):
     """The address that answered, "ip:port" or "[v6]:port"; ``None`` when no upstream was reached."""
     status: int
     """HTTP status that the client received; 0 when the client left before one was sent."""
+    seconds: float | None = None
+    """Time from being sent to the endpoint to the last byte for the client; None: not measured. One entry
+    of a message has it."""
 
 
 def decode_access_log(
@@ -39,7 +47,9 @@ def decode_access_log(
     """Return the ended requests of one serialised ``StreamAccessLogsMessage``.
 
     ``on_unreadable`` gets the number of entries that could not be decoded. Entries of requests that still run
-    are left out. Raises `ProtocolError` when the message itself cannot be decoded.
+    are left out. The entry in the middle has its time: the gateway held it back for as long as the others on
+    average, and decoding all times costs 1 % of a request. Raises `ProtocolError` when the message itself
+    cannot be decoded.
     """
     try:
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
@@ -47,7 +57,8 @@ def decode_access_log(
         raise ProtocolError(f"access log message of {len(message)} bytes cannot be decoded") from error
     ended: list[AccessLogEntry] = []
     unreadable = 0
-    for encoded in entries:
+    middle = len(entries) // 2
+    for number, encoded in enumerate(entries):
         try:
             entry = HTTPAccessLogEntry.FromString(encoded)
         except DecodeError:
@@ -55,13 +66,22 @@ def decode_access_log(
             continue
         common = entry.common_properties
         if not common.intermediate_log_entry:
-            ended.append(_entry(entry, common.upstream_remote_address.socket_address))
+            seconds = _seconds(common) if number == middle else None
+            ended.append(_entry(entry, common.upstream_remote_address.socket_address, seconds))
     if unreadable:
         on_unreadable(unreadable)
     return ended
 
 
-def _entry(entry: HTTPAccessLogEntry, address: SocketAddress) -> AccessLogEntry:
+def _seconds(times: AccessLogCommon) -> float | None:
+    """Return the time from the first byte to the endpoint to the last one for the client; None: unknown."""
+    if not (times.HasField(_FIRST_SENT) and times.HasField(_LAST_ANSWERED)):
+        return None
+    sent, answered = times.time_to_first_upstream_tx_byte, times.time_to_last_downstream_tx_byte
+    return answered.seconds - sent.seconds + (answered.nanos - sent.nanos) / 1e9
+
+
+def _entry(entry: HTTPAccessLogEntry, address: SocketAddress, seconds: float | None) -> AccessLogEntry:
     request = entry.request
     headers = request.request_headers
     return AccessLogEntry(
@@ -69,6 +89,7 @@ def _entry(entry: HTTPAccessLogEntry, address: SocketAddress) -> AccessLogEntry:
         request_id=request.request_id or headers.get(REQUEST_ID_HEADER) or None,
         upstream=_hostport(address.address, address.port_value),
         status=entry.response.response_code.value,
+        seconds=seconds,
     )
 
 

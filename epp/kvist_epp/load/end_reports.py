@@ -8,6 +8,9 @@ Scrapes correct the number in both directions: what they show beyond it is untra
 has ended. The same holds where only some ends are reported, for example by one of two gateways, which scrapes
 show, too.
 
+Reports come late: gateways gather the entries of their log for a time (Envoy for a second by default). How
+many requests end between two reports follows from Little's law, too; the endpoint gets as many more.
+
 Example: 256 requests were sent in 64 ms, and the scrape after them shows 10 in the engine. Each stays for
 10 * 64 / 256 = 2.5 ms, so after 5 ms a request has ended.
 """
@@ -51,6 +54,12 @@ COMPLETE_REQUESTS: Final = 100
 COMPLETE_SHARE: Final = 0.98
 """Requests sent in a block, and the share of them that was reported, from which reports are complete
 again."""
+LONGEST_INTERVAL: Final = 1.0
+"""Seconds between two reports at most: so much work may wait in an engine."""
+DELAY_WEIGHT: Final = 0.2
+"""How much one measured delay moves the mean: each is one of a whole message of the log."""
+RATE_SECONDS: Final = 2.0
+"""Time constant of the rate of ends: two messages of a log that comes every second."""
 
 NO_REPORTS: Final = (
     "no gateway reports how requests end (no access log, no response passes the picker): load is estimated "
@@ -79,6 +88,7 @@ class EndReports:
         "_sent",
         "_since",
         "certain",
+        "interval",
         "known",
         "partial",
     )
@@ -90,6 +100,8 @@ class EndReports:
         """Reports have come, and still do."""
         self.partial = False
         """Reports come, but not of all requests, so that they prove nothing."""
+        self.interval = 0.0
+        """Seconds between two reports; 0 while they are not measured."""
         self._block_at = -inf
         self._block_sent = self._block_reported = self._block_lost = 0
         self._reported = False
@@ -116,6 +128,11 @@ class EndReports:
         self._sent, self._since = 0, inf
         if not self.partial:
             self.known = self.certain = True
+
+    def on_delay(self, seconds: float) -> None:
+        """Note how late a request was reported: half of the time between reports, on average."""
+        interval = min(max(2.0 * seconds, 0.0), LONGEST_INTERVAL)
+        self.interval += DELAY_WEIGHT * (interval - self.interval)
 
     def on_lost(self, requests: int, now: float) -> None:
         """Note requests of this replica that two scrapes in a row have not shown, and that were not
@@ -159,6 +176,36 @@ class EndReports:
             return SOME_REPORTS
         silent = self._sent >= MISSING_REQUESTS and now - self._since >= MISSING_SECONDS
         return NO_REPORTS if silent and not self.known else ""
+
+
+class LateEnds:
+    """The number of requests of an endpoint that end between two reports: ends a second * interval.
+
+    Example: an engine of 8 slots can answer 40 requests/s, and the log comes once a second. If it were sent 8
+    requests after each report, it would be idle for four fifths of the time. It gets 48: 8 run, and 40 end
+    until the next report.
+    """
+
+    __slots__ = ("_at", "_seconds")
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._seconds = 0.0
+        """Sum of the intervals of the reports, faded."""
+
+    def on_report(self, interval: float, now: float) -> None:
+        """Note the report of an end, where reports come every ``interval`` seconds."""
+        self._fade(now)
+        self._seconds += interval
+
+    def requests(self, now: float) -> int:
+        """Return the expected number, rounded down."""
+        self._fade(now)
+        return int(self._seconds / RATE_SECONDS)
+
+    def _fade(self, now: float) -> None:
+        self._seconds *= exp((self._at - now) / RATE_SECONDS)
+        self._at = now
 
 
 class StayEstimate:

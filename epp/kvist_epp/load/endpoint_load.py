@@ -20,6 +20,7 @@ from kvist_epp.load.end_reports import (
     LOOK_SECONDS,
     UNREPORTED_SECONDS,
     EndReports,
+    LateEnds,
     StayEstimate,
     stay_factor,
 )
@@ -85,6 +86,8 @@ class EndpointLoad:
     """When the tokens that are on their way here will have arrived."""
     unseen_requests: int = 0
     """Attempts that the last scrape did not show, less those that ended since."""
+    late_ends: int = 0
+    """Attempts that end before the next report, since reports come late."""
     last_scrape_at: float = -inf
     """When the last scrape was sent."""
     unmeasured: bool = False
@@ -102,6 +105,7 @@ class EndpointLoad:
     """Tokens/s that it receives from other endpoints; None: not measured."""
     stay: StayEstimate = field(default_factory=StayEstimate)
     """How long requests stay, where their ends are not reported."""
+    late: LateEnds = field(default_factory=LateEnds)
     end_reports: EndReports = field(default_factory=EndReports)
     """Whether ends are reported; shared by all loads of a ``LoadTracker``."""
     changed: "set[EndpointLoad]" = field(default_factory=set, repr=False)
@@ -114,9 +118,10 @@ class EndpointLoad:
 
     @property
     def counted_requests(self) -> int:
-        """Requests that take a slot, as far as known: without attempts that the last scrape did not show,
-        because the access log reports ends late."""
-        return len(self.attempts) + self.untracked_requests + self.reserved - self.unseen_requests
+        """Requests that take a slot, as far as known: without those that have ended by the last scrape, or
+        that end before the access log reports it."""
+        ended = max(self.unseen_requests, self.late_ends)
+        return max(0, len(self.attempts) + self.untracked_requests + self.reserved - ended)
 
     @property
     def slot_limit(self) -> float:
@@ -240,6 +245,16 @@ class EndpointLoad:
         self.last_event_at = attempt.last_event_at = now
         self.changed.add(self)
         attempt.progressed = True
+
+    def on_reported_end(self, now: float) -> None:
+        """Note that the end of a request of any replica was reported."""
+        self.late.on_report(self.end_reports.interval, now)
+        self.estimate_late_ends(now)
+
+    def estimate_late_ends(self, now: float) -> None:
+        """Update ``late_ends``; where reports prove nothing, ``overdue`` says what has ended."""
+        self.late_ends = self.late.requests(now) if self.end_reports.certain else 0
+        self.changed.add(self)
 
     def overdue(self, now: float) -> list[Attempt]:
         """Return attempts of this replica that have been here for so long that they must have ended; none

@@ -167,6 +167,7 @@ class RequestBooks:
         attempt = request.attempts[-1]
         if attempt.open:
             attempt.load.drain(now)
+            attempt.load.on_reported_end(now)
         self._end(request)
         self._on_capacity()
 

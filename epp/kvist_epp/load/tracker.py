@@ -73,6 +73,8 @@ class LoadTracker(RequestBooks):
         if untracked:
             attempt.load.untracked_requests += 1
             self.changed.add(attempt.load)
+        else:
+            attempt.load.on_reported_end(now)
         self._on_capacity()
 
     def set_content(self, attempt: Attempt, content: Hashable) -> None:
@@ -149,7 +151,7 @@ class LoadTracker(RequestBooks):
         if lost := sum(not request.origin for request in ended):
             self.end_reports.on_lost(lost, now)
         load.unseen_requests = unseen - len(ended)
-        self.changed.add(load)
+        load.estimate_late_ends(now)
         still_waiting = max(0, waiting - load.untracked_requests)
         kept = [one for one in arrived if one.open]
         load.restore_waiting(kept[-still_waiting:] if still_waiting else [])

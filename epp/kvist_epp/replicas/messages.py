@@ -136,6 +136,7 @@ def encode_update(
                 request_id=entry.request_id or "",
                 upstream=entry.upstream or "",
                 status=max(entry.status, 0),
+                seconds=entry.seconds,
             )
             for entry in log_entries
         ],
@@ -184,6 +185,7 @@ def decode_update(data: bytes) -> LoadUpdate:
                 request_id=entry.request_id or None,
                 upstream=entry.upstream or None,
                 status=entry.status,
+                seconds=entry.seconds if entry.HasField("seconds") else None,
             )
             for entry in message.log_entries
         ],

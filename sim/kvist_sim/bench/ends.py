@@ -40,10 +40,11 @@ QUEUE_SECONDS: Final = 3.0
 P99_MS: Final = 20.0
 LEAST_SHARE: Final = 0.9
 """Of the throughput of 16 clients that 128 have to reach."""
+BUSY_TOKENS: Final = 50
 BUSY_SHARE: Final = 0.8
-"""Of a busy engine's answers with an access log: a free slot is seen up to 0.1 s late, of 1.2 s a request."""
-MOST_WAITING: Final = SEQUENCES
-"""Requests that may wait in a busy engine at a scrape: another batch of it."""
+"""Of a busy engine's answers with an access log, where a free slot is seen up to 0.1 s late."""
+MOST_WAITING: Final = 2 * SEQUENCES
+"""Requests that may wait in a busy engine at a scrape: what it can answer in a second."""
 POLL_SECONDS: Final = 0.1
 
 
@@ -54,6 +55,8 @@ class Case:
     name: str
     access_log: bool
     metrics: bool = True
+    log_seconds: float = 0.1
+    """Time between two messages of the access log."""
 
 
 CASES: Final = (
@@ -62,6 +65,8 @@ CASES: Final = (
     Case("no metrics", access_log=True, metrics=False),
     Case("neither", access_log=False, metrics=False),
 )
+BUSY_CASES: Final = (*CASES[:2], Case("log each second", access_log=True, log_seconds=1.0))
+"""The last one is Envoy's default, and Istio's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ async def bench(seconds: float, say: Console) -> EndsReport:
                 sample = await window(port, body, concurrency=clients, seconds=seconds)
                 quick.append(_quick(case, clients, sample))
         say.print(f"{case.name}: done")
-    for case in CASES[:2]:
+    for case in BUSY_CASES:
         busy.append(await _busy(case))
         say.print(f"busy engine, {case.name}: done")
     return EndsReport(quick, busy)
@@ -181,6 +186,7 @@ async def _gateway(
         mode="duplex",
         responses="skip",
         access_log=case.access_log,
+        log_seconds=case.log_seconds,
         failure_mode_allow=False,
     )
     return (await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))).port
@@ -212,9 +218,9 @@ async def _busy(case: Case) -> Busy:
 
 
 def _long(request: bytes) -> bytes:
-    """The request with an answer of a hundred tokens."""
+    """The request with an answer of ``BUSY_TOKENS``."""
     head, _, body = request.partition(b"\r\n\r\n")
-    body = body.replace(b'"max_tokens":16', b'"max_tokens":100')
+    body = body.replace(b'"max_tokens":16', b'"max_tokens":%d' % BUSY_TOKENS)
     return re.sub(rb"(?i)content-length: \d+", b"content-length: %d" % len(body), head) + b"\r\n\r\n" + body
 
 

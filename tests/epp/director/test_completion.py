@@ -9,6 +9,7 @@ from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.response import ObservedResponse, Usage
 from kvist_epp.kvevents.observation import Observation
+from kvist_epp.load.end_reports import DELAY_WEIGHT
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
 
@@ -29,9 +30,13 @@ def _hostport(parts: Parts, key: str) -> str:
 
 
 def _ended(
-    session: str = "s", request_id: str = "id", upstream: str | None = None, status: int = 200
+    session: str = "s",
+    request_id: str = "id",
+    upstream: str | None = None,
+    status: int = 200,
+    seconds: float | None = None,
 ) -> AccessLogEntry:
-    return AccessLogEntry(session, request_id, upstream, status)
+    return AccessLogEntry(session, request_id, upstream, status, seconds)
 
 
 def _seen(usage: Usage | None = None, *, status: int = 200, whole: bool = True) -> ObservedResponse:
@@ -87,6 +92,35 @@ def test_the_access_log_names_the_endpoint_that_served() -> None:
     assert parts.director.metrics.ended["access-log"] == 1
     again, _ = _pick(parts, "t", "other")
     assert again == second, "the routing history knows where the prefix is now"
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_late_entries_say_how_late_they_are(moved: bool) -> None:
+    """The delay of an entry is what has passed since the pick, without the time at whichever endpoint."""
+    parts = make(2, precise=False)
+    upstream = _hostport(parts, _pick(parts)[moved])
+    parts.clock.now += 2.4
+    handler = CompletionHandler(parts.director, parts.clock)
+    reports = parts.director.tracker.end_reports
+    handler.on_access_log([_ended(upstream=upstream, seconds=2.0)])
+    assert reports.interval == pytest.approx(DELAY_WEIGHT * 0.8)
+
+    before = reports.interval
+    _pick(parts)
+    handler.on_access_log([_ended(), _ended("of another replica", seconds=0.0)])
+    assert reports.interval == before, "an entry without a time, and one of an unknown request, say nothing"
+
+
+def test_observed_responses_are_not_late() -> None:
+    """An end that the response itself shows has no delay."""
+    parts = make(2)
+    reports = parts.director.tracker.end_reports
+    reports.on_delay(0.5)
+    before = reports.interval
+    _pick(parts)
+    CompletionHandler(parts.director, parts.clock).on_response(_seen())
+
+    assert reports.interval < before
 
 
 @pytest.mark.parametrize("upstream", [None, "192.0.2.9:80", "name:80", "picked"])

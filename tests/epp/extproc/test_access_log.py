@@ -55,6 +55,30 @@ def test_upstream_addresses(address: str, wanted: str) -> None:
     assert decode_access_log(_message(_upstream(address, 80)))[0].upstream == wanted
 
 
+def _timed(sent: int | None, answered: int | None) -> HTTPAccessLogEntry:
+    """An entry whose first byte was sent, and whose last byte was answered, so many milliseconds after its
+    start."""
+    entry = HTTPAccessLogEntry()
+    if sent is not None:
+        entry.common_properties.time_to_first_upstream_tx_byte.FromMilliseconds(sent)
+    if answered is not None:
+        entry.common_properties.time_to_last_downstream_tx_byte.FromMilliseconds(answered)
+    return entry
+
+
+def test_the_entry_in_the_middle_has_its_time() -> None:
+    """The time at the endpoint is that from the first byte sent to the last byte answered."""
+    entries = decode_access_log(_message(_timed(0, 100), _timed(900, 3250), _timed(0, 100)))
+
+    assert [entry.seconds for entry in entries] == [None, pytest.approx(2.35), None]
+
+
+@pytest.mark.parametrize(("sent", "answered"), [(None, 100), (100, None), (None, None)])
+def test_entries_without_times_have_none(sent: int | None, answered: int | None) -> None:
+    """A request that no endpoint got, a client that left, a gateway that measures nothing."""
+    assert decode_access_log(_message(_timed(sent, answered)))[0].seconds is None
+
+
 def test_running_requests_are_left_out() -> None:
     """Entries of requests that still run are no ends."""
     running = HTTPAccessLogEntry(common_properties=AccessLogCommon(intermediate_log_entry=True))

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from kvist_epp.load.end_reports import (
     ASSUMED_SECONDS,
+    LONGEST_INTERVAL,
     LOST_REQUESTS,
     SHORTEST_STAY,
     SOME_REPORTS,
     UNREPORTED_SECONDS,
     EndReports,
+    LateEnds,
     StayEstimate,
 )
 from kvist_epp.load.in_flight import InFlightRequest
@@ -284,3 +286,93 @@ def test_a_lost_report_of_an_engine_without_metrics_is_forgotten_after_a_minute(
     tracker.end_reports.on_report()
     assert tracker.end_overdue(UNREPORTED_SECONDS * 0.4) == []
     assert tracker.end_overdue(UNREPORTED_SECONDS * 1.6) == [lost]
+
+
+@given(st.lists(st.floats(-5.0, 100.0), min_size=1, max_size=50))
+def test_the_interval_of_reports_is_bounded(delays: list[float]) -> None:
+    """Clocks that differ and reports of minutes ago leave it between nothing and the longest."""
+    reports = EndReports()
+    for delay in delays:
+        reports.on_delay(delay)
+
+    assert 0.0 <= reports.interval <= LONGEST_INTERVAL
+
+
+def test_ends_between_two_reports_follow_from_their_rate() -> None:
+    """Forty ends a second in messages that come every second are about forty late ends; they fade when no
+    more come."""
+    late = LateEnds()
+    for second in range(20):
+        for _ in range(40):
+            late.on_report(1.0, float(second))
+
+    assert late.requests(19.5) == pytest.approx(40, rel=0.1)
+    assert late.requests(40.0) == 0
+
+
+def busy(tracker: LoadTracker, *, interval: float, seconds: int = 20) -> int:
+    """Requests that the endpoint ``p`` of 8 slots gets after the last report, which says that all have
+    ended."""
+    tracker.calibrate("p", slots=8)
+    load = tracker.load("p")
+    for _ in range(100):
+        tracker.end_reports.on_delay(interval / 2)
+    number = 0
+    sent: list[InFlightRequest] = []
+    for second in range(seconds):
+        sent = []
+        while not load.full(float("inf")) and len(sent) < 40:
+            sent.append(send(tracker, number, float(second)))
+            number += 1
+        for request in sent:
+            tracker.end_reports.on_report()
+            tracker.end(request, second + 1.0)
+    return len(sent)
+
+
+def test_an_endpoint_gets_work_until_the_next_report() -> None:
+    """An engine of 8 slots that answers 40 requests/s gets 40 at once if reports come every second, and 8 if
+    they come as soon as requests end."""
+    assert busy(LoadTracker(), interval=0.0) == 8
+    assert busy(LoadTracker(), interval=1.0) == 40
+
+
+def test_ends_are_only_late_where_reports_are_sure() -> None:
+    """Reports of some requests only say nothing of the others: there ends are estimated from scrapes."""
+    tracker = LoadTracker()
+    busy(tracker, interval=1.0)
+    load = tracker.load("p")
+    assert load.late_ends > 8
+    tracker.end_reports.certain = False
+    tracker.reconcile("p", 0, 0, 21.0)
+
+    assert load.late_ends == 0
+
+
+def test_scrapes_let_late_ends_fade() -> None:
+    """An endpoint whose requests become longer has fewer late ends at each scrape, without any report."""
+    tracker = LoadTracker()
+    busy(tracker, interval=1.0)
+    load = tracker.load("p")
+    before = load.late_ends
+    tracker.reconcile("p", 0, 0, 22.0)
+    assert 0 < load.late_ends < before
+    tracker.reconcile("p", 0, 0, 40.0)
+
+    assert load.late_ends == 0
+    for number in range(8):
+        send(tracker, 1000 + number, 41.0)
+    assert load.full(float("inf"))
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
+def test_requests_that_take_a_slot_are_never_below_none(sent: int, unseen: int, late: int) -> None:
+    """Requests that a scrape did not show, and those that end before their report, are not added: they
+    are the same."""
+    tracker = LoadTracker()
+    load = tracker.load("p")
+    for number in range(sent):
+        send(tracker, number, 0.0)
+    load.unseen_requests, load.late_ends = unseen, late
+
+    assert load.counted_requests == max(0, sent - max(unseen, late))

@@ -36,6 +36,7 @@ logged = st.builds(
     request_id=texts.map(lambda text: text or None),
     upstream=texts.map(lambda text: text or None),
     status=st.integers(0, 999),
+    seconds=st.none() | st.floats(0, 1e6),
 )
 roots = st.tuples(st.none() | texts, st.none() | texts)
 prefixes = st.builds(PromptDigests, roots, st.lists(numbers, max_size=4).map(tuple), numbers)

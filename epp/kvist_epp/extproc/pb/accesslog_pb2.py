@@ -27,7 +27,7 @@ from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb
 from kvist_epp.extproc.pb import base_pb2 as kvist__epp_dot_extproc_dot_pb_dot_base__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$kvist_epp/extproc/pb/accesslog.proto\x12\x11kvist.epp.wire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\x1a\x1fkvist_epp/extproc/pb/base.proto\"\x98\x01\n\x17StreamAccessLogsMessage\x12R\n\thttp_logs\x18\x02 \x01(\x0b\x32?.kvist.epp.wire.v1.StreamAccessLogsMessage.HTTPAccessLogEntries\x1a)\n\x14HTTPAccessLogEntries\x12\x11\n\tlog_entry\x18\x01 \x03(\x0c\"\x1a\n\x18StreamAccessLogsResponse\"\xcb\x01\n\x12HTTPAccessLogEntry\x12=\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\".kvist.epp.wire.v1.AccessLogCommon\x12\x39\n\x07request\x18\x03 \x01(\x0b\x32(.kvist.epp.wire.v1.HTTPRequestProperties\x12;\n\x08response\x18\x04 \x01(\x0b\x32).kvist.epp.wire.v1.HTTPResponseProperties\"\x9e\x03\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x42\n\x1ftime_to_last_downstream_tx_byte\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1a.kvist.epp.wire.v1.Address\x12G\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x32.kvist.epp.wire.v1.AccessLogCommon.CustomTagsEntry\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb9\x01\n\x15HTTPRequestProperties\x12\x12\n\nrequest_id\x18\t \x01(\t\x12U\n\x0frequest_headers\x18\r \x03(\x0b\x32<.kvist.epp.wire.v1.HTTPRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"M\n\x16HTTPResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Valueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$kvist_epp/extproc/pb/accesslog.proto\x12\x11kvist.epp.wire.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\x1a\x1fkvist_epp/extproc/pb/base.proto\"\x98\x01\n\x17StreamAccessLogsMessage\x12R\n\thttp_logs\x18\x02 \x01(\x0b\x32?.kvist.epp.wire.v1.StreamAccessLogsMessage.HTTPAccessLogEntries\x1a)\n\x14HTTPAccessLogEntries\x12\x11\n\tlog_entry\x18\x01 \x03(\x0c\"\x1a\n\x18StreamAccessLogsResponse\"\xcb\x01\n\x12HTTPAccessLogEntry\x12=\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\".kvist.epp.wire.v1.AccessLogCommon\x12\x39\n\x07request\x18\x03 \x01(\x0b\x32(.kvist.epp.wire.v1.HTTPRequestProperties\x12;\n\x08response\x18\x04 \x01(\x0b\x32).kvist.epp.wire.v1.HTTPResponseProperties\"\xe1\x03\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x1etime_to_first_upstream_tx_byte\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x42\n\x1ftime_to_last_downstream_tx_byte\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1a.kvist.epp.wire.v1.Address\x12G\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x32.kvist.epp.wire.v1.AccessLogCommon.CustomTagsEntry\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb9\x01\n\x15HTTPRequestProperties\x12\x12\n\nrequest_id\x18\t \x01(\t\x12U\n\x0frequest_headers\x18\r \x03(\x0b\x32<.kvist.epp.wire.v1.HTTPRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"M\n\x16HTTPResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Valueb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,13 +47,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPACCESSLOGENTRY']._serialized_start=340
   _globals['_HTTPACCESSLOGENTRY']._serialized_end=543
   _globals['_ACCESSLOGCOMMON']._serialized_start=546
-  _globals['_ACCESSLOGCOMMON']._serialized_end=960
-  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_start=911
-  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_end=960
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=963
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=1148
-  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=1095
-  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=1148
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=1150
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1227
+  _globals['_ACCESSLOGCOMMON']._serialized_end=1027
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_start=978
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_end=1027
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=1030
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=1215
+  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=1162
+  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=1215
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=1217
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1294
 # @@protoc_insertion_point(module_scope)

@@ -34,7 +34,7 @@ class HTTPAccessLogEntry(_message.Message):
     def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., request: _Optional[_Union[HTTPRequestProperties, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
 
 class AccessLogCommon(_message.Message):
-    __slots__ = ("time_to_first_upstream_rx_byte", "time_to_last_downstream_tx_byte", "upstream_remote_address", "custom_tags", "duration", "intermediate_log_entry")
+    __slots__ = ("time_to_first_upstream_tx_byte", "time_to_first_upstream_rx_byte", "time_to_last_downstream_tx_byte", "upstream_remote_address", "custom_tags", "duration", "intermediate_log_entry")
     class CustomTagsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,19 +42,21 @@ class AccessLogCommon(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TIME_TO_FIRST_UPSTREAM_TX_BYTE_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_UPSTREAM_RX_BYTE_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_LAST_DOWNSTREAM_TX_BYTE_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_REMOTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_TAGS_FIELD_NUMBER: _ClassVar[int]
     DURATION_FIELD_NUMBER: _ClassVar[int]
     INTERMEDIATE_LOG_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    time_to_first_upstream_tx_byte: _duration_pb2.Duration
     time_to_first_upstream_rx_byte: _duration_pb2.Duration
     time_to_last_downstream_tx_byte: _duration_pb2.Duration
     upstream_remote_address: _base_pb2.Address
     custom_tags: _containers.ScalarMap[str, str]
     duration: _duration_pb2.Duration
     intermediate_log_entry: bool
-    def __init__(self, time_to_first_upstream_rx_byte: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., time_to_last_downstream_tx_byte: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[_base_pb2.Address, _Mapping]] = ..., custom_tags: _Optional[_Mapping[str, str]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., intermediate_log_entry: bool = ...) -> None: ...
+    def __init__(self, time_to_first_upstream_tx_byte: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., time_to_first_upstream_rx_byte: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., time_to_last_downstream_tx_byte: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[_base_pb2.Address, _Mapping]] = ..., custom_tags: _Optional[_Mapping[str, str]] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., intermediate_log_entry: bool = ...) -> None: ...
 
 class HTTPRequestProperties(_message.Message):
     __slots__ = ("request_id", "request_headers")

@@ -86,16 +86,18 @@ class PromptDigests(_message.Message):
     def __init__(self, row: _Optional[int] = ..., root: _Optional[_Union[Root, _Mapping]] = ..., prefixes: _Optional[_Iterable[int]] = ..., whole: _Optional[int] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("session", "request_id", "upstream", "status")
+    __slots__ = ("session", "request_id", "upstream", "status", "seconds")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     session: str
     request_id: str
     upstream: str
     status: int
-    def __init__(self, session: _Optional[str] = ..., request_id: _Optional[str] = ..., upstream: _Optional[str] = ..., status: _Optional[int] = ...) -> None: ...
+    seconds: float
+    def __init__(self, session: _Optional[str] = ..., request_id: _Optional[str] = ..., upstream: _Optional[str] = ..., status: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("handshake", "publishers", "chunks")
