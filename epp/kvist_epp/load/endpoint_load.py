@@ -9,20 +9,19 @@ ahead saw no queue on any endpoint (``docs/decisions/0014``).
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import inf
 from types import MappingProxyType
 from typing import Final
 
 from kvist_epp.engines.vllm.kv_events import CPU, STORAGE
 from kvist_epp.load.end_reports import (
-    ASSUMED_SPREAD,
     LOOK_SECONDS,
     UNREPORTED_SECONDS,
+    AssumedStays,
     EndReports,
     LateEnds,
     StayEstimate,
-    stay_factor,
 )
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.prefill_rate import PrefillRateEstimator
@@ -43,6 +42,8 @@ SPARE_SLOTS: Final = 0.05
 """Share of the batch that may wait in the engine besides: then a slot that becomes free is taken in the next
 step, not when the end has been reported and another request sent. Without it ``rollouts`` lost 2 points of
 goodput; 0.2 is as good (``docs/decisions/0021``)."""
+MOST_OVERDUE: Final = 1_000
+"""Attempts that end at once for that reason: all of the first ten seconds would take 0.1 s."""
 OVERTAKEN_SECONDS: Final = 0.15
 """Two attempts further apart than this are surely computed in order, though attempts of other replicas become
 known up to 0.1 s late."""
@@ -90,8 +91,8 @@ class EndpointLoad:
     """Attempts that end before the next report, since reports come late."""
     last_scrape_at: float = -inf
     """When the last scrape was sent."""
-    unmeasured: bool = False
-    """Its engine answers without metrics: no scrape shows what it has."""
+    assumed_stays: AssumedStays | None = None
+    """Where its engine answers without metrics, so that no scrape shows what it has; None: it has metrics."""
     last_event_at: float = -inf
     """When events last reported work, or the first of the present queue was routed; -inf: there are none."""
     dedup_owner: dict[Hashable, Attempt] = field(default_factory=dict)
@@ -110,6 +111,11 @@ class EndpointLoad:
     """Whether ends are reported; shared by all loads of a ``LoadTracker``."""
     changed: "set[EndpointLoad]" = field(default_factory=set, repr=False)
     """Loads with figures that have changed since the last pick; shared by all of a ``LoadTracker``."""
+
+    @property
+    def unmeasured(self) -> bool:
+        """True if its engine answers without metrics."""
+        return self.assumed_stays is not None
 
     @property
     def running(self) -> int:
@@ -259,14 +265,14 @@ class EndpointLoad:
     def overdue(self, now: float) -> list[Attempt]:
         """Return attempts of this replica that have been here for so long that they must have ended; none
         where ends are reported and scrapes would show one whose report is missing."""
-        known = self.end_reports.known
-        if known and not self.unmeasured:
+        known, assumed = self.end_reports.known, self.assumed_stays
+        if assumed is not None:
+            seconds = UNREPORTED_SECONDS if known else self.stay.seconds
+            return list(islice(assumed.overdue(now, seconds), MOST_OVERDUE))
+        if known:
             return []
-        seconds = UNREPORTED_SECONDS if known else self.stay.seconds
-        spread = ASSUMED_SPREAD if self.unmeasured else 0.0
-        old = takewhile(lambda one: one.routed_at < now - seconds * (1 - spread), self.attempts)
-        own = (one for one in old if not one.request.origin)
-        return [one for one in own if one.routed_at < now - seconds * stay_factor(one.number, spread)]
+        old = takewhile(lambda one: one.routed_at < now - self.stay.seconds, self.attempts)
+        return [one for one in old if not one.request.origin]
 
     def _overtaken(self, by: Attempt) -> list[Attempt]:
         before = takewhile(lambda head: head.routed_at < by.routed_at, self.prefill_queue)
@@ -280,6 +286,8 @@ class EndpointLoad:
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that was routed here, with the backlog it has."""
         self.attempts[attempt] = None
+        if self.assumed_stays is not None:
+            self.assumed_stays.add(attempt)
         self.changed.add(self)
         if self._is_duplicate(attempt):
             attempt.uncached = attempt.backlog = 0.0
@@ -336,6 +344,8 @@ class EndpointLoad:
             self.set_backlog(attempt, 0.0)
         self.changed.add(self)
         del self.attempts[attempt]
+        if self.assumed_stays is not None:
+            self.assumed_stays.remove(attempt)
         content = attempt.request.content
         if self.dedup_owner.get(content) is attempt:
             del self.dedup_owner[content]

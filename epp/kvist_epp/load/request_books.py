@@ -133,7 +133,7 @@ class RequestBooks:
         self.end_reports.on_sent(now)
         if attempt.load.unmeasured:
             self.end_reports.on_unmeasured(now)
-        if not self.end_reports.certain:
+        if not (self.end_reports.certain or attempt.load.unmeasured):  # ticks are enough for those
             self._estimate_ends(attempt.load, now)
         request.attempts.append(attempt)
         request.state = _SENT

@@ -13,6 +13,7 @@ from heapq import nlargest
 from math import inf
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
+from kvist_epp.load.end_reports import AssumedStays
 from kvist_epp.load.endpoint_load import routed_at
 from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestState
 from kvist_epp.load.request_books import RequestBooks
@@ -135,7 +136,7 @@ class LoadTracker(RequestBooks):
         reported = max(running, 0) + max(waiting, 0)
         load.stay.on_scrape(reported, now)
         load.untracked_requests = max(0, reported - len(load.attempts))
-        load.unmeasured = False
+        load.assumed_stays = None
         load.last_scrape_at = now if asked_at is None else asked_at
         arrived = sorted(
             (one for one in load.attempts if one.routed_at <= load.last_scrape_at - self._grace),
@@ -196,7 +197,8 @@ class LoadTracker(RequestBooks):
         """Drop what scrapes showed of an endpoint: its engine has no metrics (any more)."""
         load = self.load(endpoint)
         load.untracked_requests = load.unseen_requests = 0
-        load.unmeasured = True
+        if load.assumed_stays is None:
+            load.assumed_stays = AssumedStays(load.attempts)
         load.stay.forget()
         # one lost report would keep a slot for minutes, so nothing is full without metrics
         self.calibrate(endpoint, decode_seconds=load.decode_seconds)

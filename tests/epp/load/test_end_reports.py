@@ -8,16 +8,21 @@ from hypothesis import strategies as st
 
 from kvist_epp.load.end_reports import (
     ASSUMED_SECONDS,
+    ASSUMED_SPREAD,
+    ASSUMED_STAYS,
+    GOLDEN,
     LONGEST_INTERVAL,
     LOST_REQUESTS,
     SHORTEST_STAY,
     SOME_REPORTS,
     UNREPORTED_SECONDS,
+    AssumedStays,
     EndReports,
     LateEnds,
     StayEstimate,
 )
-from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.endpoint_load import MOST_OVERDUE, EndpointLoad
+from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 
 
@@ -376,3 +381,66 @@ def test_requests_that_take_a_slot_are_never_below_none(sent: int, unseen: int, 
     load.unseen_requests, load.late_ends = unseen, late
 
     assert load.counted_requests == max(0, sent - max(unseen, late))
+
+
+def attempt(number: int, at: float, origin: str = "") -> Attempt:
+    """An attempt of a replica (this one by default) that was sent at this time."""
+    request = InFlightRequest(f"s{number}", 10, origin=origin)
+    return Attempt(request, EndpointLoad("p"), 0.0, at, at, number=number)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 5.0), st.sampled_from(["", "other"]), st.booleans()), max_size=60),
+    st.floats(0.1, 30.0),
+    st.floats(0.0, 60.0),
+)
+def test_assumed_stays_find_what_a_look_at_all_attempts_finds(
+    history: list[tuple[float, str, bool]], seconds: float, wait: float
+) -> None:
+    """An attempt is overdue after half of the time to one and a half of it, by its number, if it is of this
+    replica and has not ended."""
+    at, sent = 0.0, []
+    stays = AssumedStays()
+    for number, (pause, origin, ended) in enumerate(history):
+        at += pause
+        new = attempt(number, at, origin)
+        stays.add(new)
+        sent.append(new)
+        if ended:
+            stays.remove(new)
+    now = at + wait
+    there = [one for one, (_, origin, ended) in zip(sent, history, strict=True) if not (origin or ended)]
+    overdue = set(stays.overdue(now, seconds))
+
+    for one in there:
+        step = int(one.number * GOLDEN % 1.0 * ASSUMED_STAYS)
+        stay = seconds * (1 - ASSUMED_SPREAD + 2 * ASSUMED_SPREAD * (step + 0.5) / ASSUMED_STAYS)
+        assert (one in overdue) == (one.routed_at < now - stay) or abs(now - stay - one.routed_at) < 1e-9
+    assert overdue <= set(there)
+
+
+def test_stays_are_assumed_for_requests_sent_before_metrics_were_missed() -> None:
+    """An engine that loses its metrics has its requests ended, and one that gets them keeps its requests."""
+    tracker = LoadTracker()
+    for number in range(30):
+        send(tracker, number, float(number) / 10)
+    tracker.forget_scrapes("p")
+    tracker.end_reports.known = False
+    assert len(tracker.end_overdue(20.0)) == 30
+
+    for number in range(30, 60):
+        send(tracker, number, 20.0)
+    tracker.reconcile("p", 30, 0, 20.5)
+    assert tracker.end_overdue(21.0) == []
+    assert tracker.running("p") == 30
+
+
+def test_many_overdue_requests_end_in_turn() -> None:
+    """Thousands of requests, found overdue when it turns out that no reports come, do not stop the picker."""
+    tracker = LoadTracker()
+    tracker.forget_scrapes("p")
+    for number in range(2 * MOST_OVERDUE):
+        send(tracker, number, 0.0)
+    tracker.end_reports.known = False
+
+    assert [len(tracker.end_overdue(20.0)) for _ in range(3)] == [MOST_OVERDUE, MOST_OVERDUE, 0]
