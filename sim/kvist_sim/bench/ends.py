@@ -40,11 +40,11 @@ QUEUE_SECONDS: Final = 3.0
 P99_MS: Final = 20.0
 LEAST_SHARE: Final = 0.9
 """Of the throughput of 16 clients that 128 have to reach."""
-BUSY_TOKENS: Final = 50
+LONG, SHORT = 100, 16
+"""Tokens of an answer. With long ones more is offered than the engine can take; short ones take less time than a
+log that comes each second."""
 BUSY_SHARE: Final = 0.8
-"""Of a busy engine's answers with an access log, where a free slot is seen up to 0.1 s late."""
-MOST_WAITING: Final = 2 * SEQUENCES
-"""Requests that may wait in a busy engine at a scrape: what it can answer in a second."""
+"""Of a busy engine's answers with an access log: a free slot is seen up to 0.1 s late, of 1.2 s a request."""
 POLL_SECONDS: Final = 0.1
 
 
@@ -65,8 +65,16 @@ CASES: Final = (
     Case("no metrics", access_log=True, metrics=False),
     Case("neither", access_log=False, metrics=False),
 )
-BUSY_CASES: Final = (*CASES[:2], Case("log each second", access_log=True, log_seconds=1.0))
-"""The last one is Envoy's default, and Istio's."""
+EACH_SECOND: Final = Case("log each second", access_log=True, log_seconds=1.0)
+"""Envoy's default, and Istio's."""
+BUSY_CASES: Final = (
+    (CASES[0], LONG),
+    (CASES[1], LONG),
+    (EACH_SECOND, LONG),
+    (CASES[0], SHORT),
+    (EACH_SECOND, SHORT),
+)
+"""With the tokens of an answer; the first one with as many is what the others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +95,16 @@ class Busy:
     """An engine that can run few requests, under more load than it can take."""
 
     case: str
+    tokens: int
+    """Of an answer."""
     answered: int
     refused: int
     refused_seconds: float
     """Until the latest refusal."""
     most_waiting: int
     """Requests that waited in the engine, at most."""
+    may_wait: float
+    """Requests that may wait there: another batch, and what is answered between two messages of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +125,14 @@ class EndsReport:
             if few.p99_ms > P99_MS:
                 found.append(f"{few.case}: p99 of {few.p99_ms:.1f} ms with 16 clients")
         for one in self.busy:
-            if not one.refused or one.refused_seconds > QUEUE_SECONDS + 1:
-                found.append(
-                    f"busy, {one.case}: {one.refused} refused, after {one.refused_seconds:.1f} s at most"
-                )
-            if one.most_waiting > MOST_WAITING:
-                found.append(f"busy, {one.case}: {one.most_waiting} requests waited in the engine")
-            if one.answered < BUSY_SHARE * self.busy[0].answered:
-                found.append(
-                    f"busy, {one.case}: {one.answered} answered, {self.busy[0].answered} with reports"
-                )
+            name = f"busy, {one.case}, {one.tokens} tokens"
+            if (one.tokens == LONG and not one.refused) or one.refused_seconds > QUEUE_SECONDS + 1:
+                found.append(f"{name}: {one.refused} refused, after {one.refused_seconds:.1f} s at most")
+            if one.most_waiting > one.may_wait:
+                found.append(f"{name}: {one.most_waiting} requests waited in the engine")
+            best = next(other for other in self.busy if other.tokens == one.tokens)
+            if one.answered < BUSY_SHARE * best.answered:
+                found.append(f"{name}: {one.answered} answered, {best.answered} with reports")
         return found
 
 
@@ -143,9 +153,9 @@ async def bench(seconds: float, say: Console) -> EndsReport:
                 sample = await window(port, body, concurrency=clients, seconds=seconds)
                 quick.append(_quick(case, clients, sample))
         say.print(f"{case.name}: done")
-    for case in BUSY_CASES:
-        busy.append(await _busy(case))
-        say.print(f"busy engine, {case.name}: done")
+    for case, tokens in BUSY_CASES:
+        busy.append(await _busy(case, tokens))
+        say.print(f"busy engine, {case.name}, {tokens} tokens: done")
     return EndsReport(quick, busy)
 
 
@@ -192,7 +202,7 @@ async def _gateway(
     return (await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))).port
 
 
-async def _busy(case: Case) -> Busy:
+async def _busy(case: Case, tokens: int) -> Busy:
     engines = launch.engine_ports(1)
     async with contextlib.AsyncExitStack() as stack:
         logs = stack.enter_context(folder(None))
@@ -208,19 +218,21 @@ async def _busy(case: Case) -> Busy:
         )
         arguments = (f"--queue-seconds={QUEUE_SECONDS:g}", f"--max-num-seqs={SEQUENCES}")
         port = await _gateway(stack, logs, children, case, engines, arguments)
-        body = [_long(request) for request in requests(Kind(1, PromptShape.COMPLETION))]
+        body = [_answer_of(tokens, request) for request in requests(Kind(1, PromptShape.COMPLETION))]
         await window(port, body, concurrency=SEQUENCES, seconds=WARM_SECONDS)
         most = [0]
         watch = asyncio.create_task(_watch(engines[0].http, most))
         sample = await window(port, body, concurrency=BUSY_CLIENTS, seconds=BUSY_SECONDS)
         watch.cancel()
-        return Busy(case.name, len(sample.latencies), sample.errors, sample.longest_error, most[0])
+        answered, refused = len(sample.latencies), sample.errors
+        may_wait = SEQUENCES + answered / BUSY_SECONDS * case.log_seconds
+        return Busy(case.name, tokens, answered, refused, sample.longest_error, most[0], may_wait)
 
 
-def _long(request: bytes) -> bytes:
-    """The request with an answer of ``BUSY_TOKENS``."""
+def _answer_of(tokens: int, request: bytes) -> bytes:
+    """The request with an answer of so many tokens."""
     head, _, body = request.partition(b"\r\n\r\n")
-    body = body.replace(b'"max_tokens":16', b'"max_tokens":%d' % BUSY_TOKENS)
+    body = body.replace(b'"max_tokens":16', b'"max_tokens":%d' % tokens)
     return re.sub(rb"(?i)content-length: \d+", b"content-length: %d" % len(body), head) + b"\r\n\r\n" + body
 
 
@@ -251,10 +263,10 @@ def table(report: EndsReport) -> Group:
         f"an engine of {SEQUENCES} sequences, {BUSY_CLIENTS} clients for {BUSY_SECONDS:.0f} s, "
         f"--queue-seconds={QUEUE_SECONDS:g}"
     )
-    for title in ("gateway reports", "answered", "refused", "after s, at most", "waiting in the engine"):
+    titles = ("gateway reports", "tokens", "answered", "refused", "after s, at most", "waiting in the engine")
+    for title in titles:
         busy.add_column(title, justify="left" if title.startswith("gateway") else "right")
     for b in report.busy:
-        busy.add_row(
-            b.case, f"{b.answered:,}", f"{b.refused:,}", f"{b.refused_seconds:.2f}", str(b.most_waiting)
-        )
+        figures = (str(b.tokens), f"{b.answered:,}", f"{b.refused:,}", f"{b.refused_seconds:.2f}")
+        busy.add_row(b.case, *figures, str(b.most_waiting))
     return Group(quick, "", busy)
