@@ -40,9 +40,10 @@ QUEUE_SECONDS: Final = 3.0
 P99_MS: Final = 20.0
 LEAST_SHARE: Final = 0.9
 """Of the throughput of 16 clients that 128 have to reach."""
-LONG, SHORT = 100, 16
-"""Tokens of an answer. With long ones more is offered than the engine can take; short ones take less time than a
-log that comes each second."""
+LONG: Final = 100
+"""Tokens of an answer with which more is offered than the engine can take."""
+SHORT: Final = 16
+"""Tokens of an answer that takes less time than passes between two messages of a slow log."""
 BUSY_SHARE: Final = 0.8
 """Of a busy engine's answers with an access log: a free slot is seen up to 0.1 s late, of 1.2 s a request."""
 POLL_SECONDS: Final = 0.1
