@@ -213,8 +213,9 @@ class LateEnds:
         return int(self._seconds / RATE_SECONDS)
 
     def _fade(self, now: float) -> None:
-        self._seconds *= exp((self._at - now) / RATE_SECONDS)
-        self._at = now
+        if now > self._at:
+            self._seconds *= exp((self._at - now) / RATE_SECONDS)
+            self._at = now
 
 
 class StayEstimate:
