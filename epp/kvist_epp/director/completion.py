@@ -89,7 +89,8 @@ class CompletionHandler:
             self._director.metrics.output_token.observe(mean, seen.request_id, trace_id)
 
     def _note_delay(self, request: InFlightRequest, seconds: float) -> None:
-        """Note how late the gateway reports the end of a request that has taken ``seconds`` there."""
+        """Note how late the gateway reports the end of a request that has taken ``seconds`` there; call it
+        before ``_end``, which may give the request a new time of being sent."""
         delay = self._clock() - request.attempts[-1].routed_at - seconds
         self._director.tracker.end_reports.on_delay(delay)
 

@@ -47,9 +47,9 @@ def decode_access_log(
     """Return the ended requests of one serialised ``StreamAccessLogsMessage``.
 
     ``on_unreadable`` gets the number of entries that could not be decoded. Entries of requests that still run
-    are left out. The entry in the middle has its time: the gateway held it back for as long as the others on
-    average, and decoding all times costs 1 % of a request. Raises `ProtocolError` when the message itself
-    cannot be decoded.
+    are left out. Only the entry in the middle has its time: the gateway held it back for as long as the
+    others on average, and reading the times of an entry takes as long as parsing it. Raises `ProtocolError`
+    when the message itself cannot be decoded.
     """
     try:
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry

@@ -16,8 +16,7 @@ Example: 256 requests were sent in 64 ms, and the scrape after them shows 10 in 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from itertools import takewhile
+from collections.abc import Iterable
 from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
@@ -47,6 +46,9 @@ received their requests at different times would take turns in getting all of th
 ASSUMED_STAYS: Final = 16
 """Number of different stays. Each has its attempts in order of age, so that only those due are looked at: to
 look at all took 3 ms for each request at 2,000 requests/s."""
+MOST_OVERDUE: Final = 1_000
+"""Attempts that are ended in one turn for their assumed stay: to end those of the first ten seconds, when it
+is noticed that no reports come, takes 0.1 s at 2,000 requests/s."""
 GOLDEN: Final = 0.6180339887498949
 """Multiples of it are spread most evenly, modulo 1."""
 UNREPORTED_SECONDS: Final = 60.0
@@ -287,15 +289,18 @@ class AssumedStays:
         """Remove an attempt that has ended or left; no effect if it is not there."""
         self._by_stay[_stay(attempt)].pop(attempt, None)
 
-    def overdue(self, now: float, seconds: float) -> Iterator["Attempt"]:
-        """Yield those that have stayed for longer than assumed: ``seconds``, give or take ``ASSUMED_SPREAD``.
-
-        None may be removed meanwhile.
-        """
+    def overdue(self, now: float, seconds: float) -> list["Attempt"]:
+        """Return those that have stayed for longer than assumed (``seconds``, give or take
+        ``ASSUMED_SPREAD``), ``MOST_OVERDUE`` at most."""
+        found: list[Attempt] = []
         for number, attempts in enumerate(self._by_stay):
             spread = ASSUMED_SPREAD * ((2 * number + 1) / ASSUMED_STAYS - 1)
             since = now - seconds * (1 + spread)
-            yield from takewhile(lambda one, since=since: one.routed_at < since, attempts)  # type: ignore[misc]
+            for attempt in attempts:
+                if attempt.routed_at >= since or len(found) == MOST_OVERDUE:
+                    break
+                found.append(attempt)
+        return found
 
 
 def _stay(attempt: "Attempt") -> int:

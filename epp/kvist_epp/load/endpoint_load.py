@@ -9,7 +9,7 @@ ahead saw no queue on any endpoint (``docs/decisions/0014``).
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import takewhile
 from math import inf
 from types import MappingProxyType
 from typing import Final
@@ -42,9 +42,6 @@ SPARE_SLOTS: Final = 0.05
 """Share of the batch that may wait in the engine besides: then a slot that becomes free is taken in the next
 step, not when the end has been reported and another request sent. Without it ``rollouts`` lost 2 points of
 goodput; 0.2 is as good (``docs/decisions/0021``)."""
-MOST_OVERDUE: Final = 1_000
-"""Attempts without metrics and reports that are ended in one turn: to end those of the first ten seconds,
-when it is noticed that no reports come, takes 0.1 s at 2,000 requests/s."""
 OVERTAKEN_SECONDS: Final = 0.15
 """Two attempts further apart than this are surely computed in order, though attempts of other replicas become
 known up to 0.1 s late."""
@@ -268,8 +265,7 @@ class EndpointLoad:
         where ends are reported and scrapes would show one whose report is missing."""
         known, assumed = self.end_reports.known, self.assumed_stays
         if assumed is not None:
-            seconds = UNREPORTED_SECONDS if known else self.stay.seconds
-            return list(islice(assumed.overdue(now, seconds), MOST_OVERDUE))
+            return assumed.overdue(now, UNREPORTED_SECONDS if known else self.stay.seconds)
         if known:
             return []
         old = takewhile(lambda one: one.routed_at < now - self.stay.seconds, self.attempts)

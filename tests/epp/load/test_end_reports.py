@@ -13,6 +13,7 @@ from kvist_epp.load.end_reports import (
     GOLDEN,
     LONGEST_INTERVAL,
     LOST_REQUESTS,
+    MOST_OVERDUE,
     SHORTEST_STAY,
     SOME_REPORTS,
     UNREPORTED_SECONDS,
@@ -21,7 +22,7 @@ from kvist_epp.load.end_reports import (
     LateEnds,
     StayEstimate,
 )
-from kvist_epp.load.endpoint_load import MOST_OVERDUE, EndpointLoad
+from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 
