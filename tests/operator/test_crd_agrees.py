@@ -118,6 +118,7 @@ FULL: dict[str, Any] = {
         "image": "a",
         "resources": {"requests": {"cpu": 1}, "limits": {"cpu": 1}},
         "env": ENV,
+        "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
     },
     "gateway": {
         "mode": "Route",
@@ -128,6 +129,7 @@ FULL: dict[str, Any] = {
         "hostnames": ["a"],
         "failureMode": "FailOpen",
         "failoverEndpoints": 1,
+        "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
     },
     "networkPolicy": {
         "mode": "Auto",

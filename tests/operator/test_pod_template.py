@@ -1,4 +1,5 @@
-"""Promises of ``spec.podTemplate``: fields are those of Kubernetes, misspellings are found, patches pass."""
+"""Promises of overlays of pods: fields are those of Kubernetes, misspellings are found, patches pass, and an
+overlay applies to the pods of its component."""
 
 from typing import Any
 
@@ -6,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator import pod_fields
-from tests.operator.manifested import CASES, rendered
+from tests.operator.manifested import CASES, rendered, resource
 
-from kvist_operator.spec.pod_template import FILE, PATH, check_template, problems, remarks
+from kvist_operator.errors import SpecError
+from kvist_operator.spec import read_pool
+from kvist_operator.spec.consistency import warnings
+from kvist_operator.spec.pod_template import ENGINES, FILE, PICKERS, problems
 
 
 def test_the_table_of_fields_is_that_of_kubernetes() -> None:
@@ -59,17 +63,19 @@ def test_a_mistake_has_its_path(spec: dict[str, Any], path: str, said: str) -> N
     """The first problem names the field down to the item of a list."""
     [first, *_] = problems({"spec": spec})
 
-    assert first.path == f"{PATH}.spec.{path}"
+    assert first.path == f"{ENGINES.path}.spec.{path}"
     assert said in first.text
     assert first.certain
 
 
 def test_a_field_that_resembles_none_is_no_error() -> None:
     """A newer Kubernetes may have it: it is a remark, and the pool is read."""
-    template = {"spec": {"quantumLink": 1}}
-    check_template(template)
+    found = resource("minimal")
+    found["spec"]["podTemplate"] = {"spec": {"quantumLink": 1}}
 
-    assert remarks(template)[0].startswith("spec.podTemplate.spec.quantumLink: is not a field of pods")
+    [remark] = warnings(read_pool(found))
+
+    assert remark.startswith("spec.podTemplate.spec.quantumLink: is not a field of pods")
 
 
 NAMES = st.sampled_from(
@@ -85,6 +91,151 @@ ANYTHING = st.recursive(
 @given(st.fixed_dictionaries({}, optional={"spec": st.dictionaries(NAMES, ANYTHING, max_size=4)}))
 def test_any_overlay_is_judged(template: dict[str, Any]) -> None:
     """Whatever a user writes has problems or none, each with its path; nothing else is raised."""
-    for problem in problems(template):
-        assert problem.path.startswith(PATH)
+    for problem in problems(template, PICKERS):
+        assert problem.path.startswith(PICKERS.path)
         assert problem.text
+
+
+OVERLAY: dict[str, Any] = {
+    "metadata": {"labels": {"sidecar.istio.io/inject": "false"}, "annotations": {"team": "search"}},
+    "spec": {
+        "nodeSelector": {"node-pool": "system"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "priorityClassName": "serving",
+        "imagePullSecrets": [{"name": "mirror"}],
+        "affinity": {"podAntiAffinity": {}},
+        "terminationGracePeriodSeconds": 900,
+        "containers": [{"name": "agent", "image": "agent:1"}],
+    },
+}
+PLACED = ("nodeSelector", "tolerations", "priorityClassName", "imagePullSecrets", "affinity")
+
+
+def templates(case: str, **spec: Any) -> dict[str, Any]:
+    """Return the pod templates of a pool by the names of their workloads."""
+    found = rendered(case, **spec)
+    return {
+        o["metadata"]["name"]: o["spec"]["template"] for o in found.objects if "template" in o.get("spec", {})
+    }
+
+
+def names(template: dict[str, Any]) -> list[str]:
+    """Return the names of the containers of a pod."""
+    return [container["name"] for container in template["spec"]["containers"]]
+
+
+@pytest.mark.parametrize(
+    ("section", "own", "given"),
+    [("picker", "twig-epp", {}), ("gateway", "twig-envoy", {"mode": "Envoy"})],
+)
+def test_an_overlay_changes_the_pods_of_its_component(section: str, own: str, given: dict[str, str]) -> None:
+    """Labels, placement, the time to end and further containers are in the component's pods only."""
+    gateway = {"gateway": {"mode": "Envoy"}}
+    plain = templates("minimal", **gateway)
+    found = templates("minimal", **gateway | {section: {**given, "podTemplate": OVERLAY}})
+
+    assert {name for name in found if found[name] != plain[name]} == {own}
+    made, before = found[own], plain[own]
+    assert made["metadata"]["labels"] == before["metadata"]["labels"] | OVERLAY["metadata"]["labels"]
+    assert made["metadata"]["annotations"].items() >= OVERLAY["metadata"]["annotations"].items()
+    assert {key: made["spec"][key] for key in PLACED} == {key: OVERLAY["spec"][key] for key in PLACED}
+    assert made["spec"]["terminationGracePeriodSeconds"] == 900
+    assert names(made) == [*names(before), "agent"]
+    assert made["spec"]["containers"][0] == before["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("begin", "spec"),
+    [
+        ("twig-download", {"model": {"source": "hf://Qwen/Qwen3-8B", "cache": {"claim": "models"}}}),
+        ("twig-kv-cleaner", {"offload": {"cpu": "8Gi", "shared": {"claim": "blocks", "size": "100Gi"}}}),
+    ],
+)
+def test_other_pods_of_the_pickers_image_are_placed_as_pickers_are(begin: str, spec: dict[str, Any]) -> None:
+    """Downloads and the cleaner have labels, placement and pull secrets of pickers, not their containers."""
+    for picker in ({}, {"mode": "Off"}):
+        found = templates("minimal", **spec, picker={**picker, "podTemplate": OVERLAY})
+        [made] = [template for name, template in found.items() if name.startswith(begin)]
+
+        assert made["metadata"]["labels"].items() >= OVERLAY["metadata"]["labels"].items()
+        assert {key: made["spec"][key] for key in PLACED} == {key: OVERLAY["spec"][key] for key in PLACED}
+        assert len(names(made)) == 1
+        assert made["spec"].get("terminationGracePeriodSeconds") is None
+
+
+def test_servers_of_lmcache_have_the_engines_pull_secrets() -> None:
+    """The server of each node is placed as engines are, with their secrets for a private registry."""
+    spec = {key: OVERLAY["spec"][key] for key in ("nodeSelector", "tolerations", "imagePullSecrets")}
+    offload = {"lmcache": {"memory": "64Gi", "image": "lmcache:1"}}
+    found = rendered("minimal", offload=offload, podTemplate={"spec": spec})
+    [server] = [made for made in found.objects if made["kind"] == "DaemonSet"]
+
+    assert server["spec"]["template"]["spec"].items() >= spec.items()
+
+
+@pytest.mark.parametrize(
+    ("section", "overlay", "said"),
+    [
+        (
+            "picker",
+            {"spec": {"containers": [{"name": "picker", "args": []}]}},
+            "containers[picker].args: is set",
+        ),
+        ("picker", {"spec": {"containers": [{"name": "picker", "env": []}]}}, "use spec.picker.env"),
+        ("picker", {"spec": {"containers": [{"name": "picker", "image": "a"}]}}, "use spec.picker.image"),
+        (
+            "picker",
+            {"spec": {"containers": [{"name": "picker", "resources": {}}]}},
+            "use spec.picker.resources",
+        ),
+        ("picker", {"spec": {"containers": [{"name": "epp"}]}}, "that of the pickers is called picker"),
+        ("picker", {"spec": {"containers": [{"name": "pickers"}]}}, "did you mean picker?"),
+        ("picker", {"spec": {"tolerationz": []}}, "did you mean tolerations?"),
+        ("picker", {"spec": {"restartPolicy": "Never"}}, "restartPolicy: is set by the operator"),
+        ("picker", {"nodeSelector": {}}, "spec.picker.podTemplate.nodeSelector: unknown field"),
+        ("picker", {"metadata": {"labels": {"kvist.dev/pool": "a"}}}, "labels.kvist.dev/pool: is set"),
+        ("gateway", {"metadata": {"labels": {"app.kubernetes.io/instance": "a"}}}, "instance: is set"),
+        ("gateway", {"metadata": {"labels": {"app.kubernetes.io/component": "a"}}}, "component: is set"),
+        ("gateway", {"spec": {"containers": [{"name": "envoy", "image": "a"}]}}, "value envoy.image"),
+        (
+            "gateway",
+            {"spec": {"containers": [{"name": "envoy", "args": []}]}},
+            "args: is set by the operator",
+        ),
+        (
+            "gateway",
+            {"spec": {"hostNetwork": "yes"}},
+            "spec.gateway.podTemplate.spec.hostNetwork: is a string",
+        ),
+    ],
+)
+def test_what_the_operator_sets_is_refused(section: str, overlay: dict[str, Any], said: str) -> None:
+    """A field that the operator sets, or that no pod has, is refused with its path and a remedy."""
+    found = resource("minimal")
+    found["spec"][section] = {"podTemplate": overlay}
+
+    with pytest.raises(SpecError) as error:
+        read_pool(found)
+    assert str(error.value).startswith(f"spec.{section}.podTemplate")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "spec", "ignored"),
+    [
+        ("gateway", {}, True),
+        ("gateway", {"mode": "Route", "parentRefs": [{"name": "edge"}]}, True),
+        ("gateway", {"mode": "Envoy"}, False),
+        ("picker", {"mode": "Off"}, True),
+        ("picker", {}, False),
+    ],
+)
+def test_an_overlay_of_no_pods_is_named(section: str, spec: dict[str, Any], ignored: bool) -> None:
+    """An overlay of pods that the pool does not have is a warning, with the reason."""
+    found = resource("minimal")
+    found["spec"][section] = {**spec, "podTemplate": {"metadata": {"labels": {"a": "b"}}}}
+
+    said = [
+        each for each in warnings(read_pool(found)) if each.startswith(f"spec.{section}.podTemplate has no")
+    ]
+    assert bool(said) == ignored

@@ -84,9 +84,8 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
         "progressDeadlineSeconds": needs.grace_seconds + needs.startup_seconds + PULL_SECONDS,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": surge(pool)},
     }
-    made = pods.deployment(names, names.workload, ENGINE, spec, {}, {})
+    made = pods.deployment(names, names.workload, ENGINE, spec, template(names, pool, plan, site))
     made["spec"]["selector"] = {"matchLabels": names.engine_pods}
-    made["spec"]["template"] = template(names, pool, plan, site)
     return made
 
 

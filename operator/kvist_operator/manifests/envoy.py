@@ -86,7 +86,8 @@ def _deployment(names: ObjectNames, pool: Pool, site: Site, data: Json) -> Json:
         "volumes": volumes,
     }
     digest = hashlib.sha256(_text(data).encode()).hexdigest()[:12]
-    return pods.deployment(names, names.envoy, ENVOY, {"replicas": REPLICAS}, pod, {CONFIG: digest})
+    made = pods.merged(pods.template(names, ENVOY, pod, {CONFIG: digest}), pool.gateway.pod_template)
+    return pods.deployment(names, names.envoy, ENVOY, {"replicas": REPLICAS}, made)
 
 
 def _container(site: Site) -> Json:

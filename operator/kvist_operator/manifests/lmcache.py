@@ -23,8 +23,6 @@ BESIDE: Final = 4 * GIB
 STARTING: Final = 60
 """Probes until a server has to listen: it imports torch and takes all of its memory before."""
 HOME: Final = "/tmp"
-PLACING: Final = ("nodeSelector", "tolerations", "schedulerName")
-"""Fields of the engines' overlay that say on which nodes they are."""
 
 
 def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
@@ -45,7 +43,7 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
         "enableServiceLinks": False,
         "securityContext": pods.pod_security(user, site),
         **pods.placing(plan, site),
-        **{key: overlay[key] for key in PLACING if key in overlay},
+        **{key: overlay[key] for key in pods.PLACING if key in overlay},
         "containers": [_container(lmcache.image, lmcache.memory_bytes)],
         "volumes": [pods.empty("tmp")],
     }

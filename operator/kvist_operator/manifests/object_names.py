@@ -10,7 +10,14 @@ from kvist_epp.names import LABEL_POOL, LABEL_ROLES
 from kvist_epp.settings.settings import Settings
 from kvist_operator.plan.engine_args import PORT
 from kvist_operator.spec.disaggregation import Role
-from kvist_operator.spec.pool import Pool
+from kvist_operator.spec.pool import (
+    COMPONENT,
+    ENGINE_CONTAINER,
+    ENVOY_CONTAINER,
+    INSTANCE,
+    PICKER_CONTAINER,
+    Pool,
+)
 
 Json = dict[str, Any]
 
@@ -27,17 +34,15 @@ INTENT: Final = "kvist.dev/intent"
 SERVICE_NAME: Final = "OTEL_SERVICE_NAME"
 """Variable with the name of a program in its traces."""
 
-ENGINE: Final = "engine"
-PICKER: Final = "picker"
-ENVOY: Final = "envoy"
+ENGINE: Final = ENGINE_CONTAINER
+PICKER: Final = PICKER_CONTAINER
+ENVOY: Final = ENVOY_CONTAINER
 DOWNLOAD: Final = "download"
 """Component of the Job that fills the cache for weights."""
 KV_CLEANER: Final = "kv-cleaner"
 LMCACHE: Final = "lmcache"
 
 _APP: Final = "app.kubernetes.io"
-INSTANCE: Final = f"{_APP}/instance"
-COMPONENT: Final = f"{_APP}/component"
 MANAGED: Final = f"{_APP}/managed-by"
 OURS: Final = f"{MANAGED}={MANAGER}"
 """Label selector of everything that pools are made of."""

@@ -155,7 +155,8 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
             *(each.volume for each in mounts),
         ],
     }
-    return pods.deployment(names, names.picker, PICKER, {"replicas": pool.picker.replicas}, pod, {})
+    made = pods.merged(pods.template(names, PICKER, pod), pool.picker.pod_template)
+    return pods.deployment(names, names.picker, PICKER, {"replicas": pool.picker.replicas}, made)
 
 
 def _engine_key(pool: Pool) -> pods.Mounted | None:

@@ -1,7 +1,7 @@
 """Parts of all pods, Services and budgets. Pure.
 
-Pod Security *restricted*, the spread over nodes, the nodes that pods are scheduled to, ``spec.podTemplate``
-as an overlay, and the volumes and variables by which pods read models.
+Pod Security *restricted*, the spread over nodes, the nodes that pods are scheduled to, overlays such as
+``spec.podTemplate``, and the volumes and variables by which pods read models.
 """
 
 import math
@@ -76,6 +76,21 @@ MERGED_BY: Final[Mapping[str, str]] = {
     "schedulingGates": "name",
 }
 _DIRECTIVE: Final = "$patch"
+
+
+PLACING: Final = ("nodeSelector", "tolerations", "schedulerName", "priorityClassName", "imagePullSecrets")
+"""Fields of an overlay that apply to other pods of the pool, too: on which nodes they are, and what they need
+to be there."""
+
+
+def helper(pool: Pool, template: Json) -> Json:
+    """Return the template of a pod from the picker's image that is no picker (a download, a cleaner): it is
+    placed and labelled as pickers are by ``spec.picker.podTemplate``."""
+    overlay = pool.picker.pod_template
+    spec = overlay.get("spec") or {}
+    placing = {key: spec[key] for key in (*PLACING, "affinity") if key in spec}
+    found: Json = merged(template, {"metadata": overlay.get("metadata") or {}, "spec": placing})
+    return found
 
 
 def merged(base: Any, patch: Any, key: str = "") -> Any:
@@ -250,19 +265,25 @@ def budget(names: ObjectNames, name: str, component: str, selector: Mapping[str,
     return names.child("policy/v1", "PodDisruptionBudget", name, component, spec=spec)
 
 
-def deployment(
-    names: ObjectNames, name: str, component: str, spec: Json, pod: Json, annotations: Json
+def template(
+    names: ObjectNames, component: str, pod: Json, annotations: Mapping[str, str] | None = None
 ) -> Json:
-    """Return a Deployment of stateless pods: a pod is deleted once its successor is ready."""
+    """Return the template of a component's pods."""
     meta: Json = {"labels": names.labels(component)}
     if annotations:
-        meta["annotations"] = annotations
+        meta["annotations"] = dict(annotations)
+    return {"metadata": meta, "spec": pod}
+
+
+def deployment(names: ObjectNames, name: str, component: str, spec: Json, made: Json) -> Json:
+    """Return a Deployment of stateless pods with this template: a pod is deleted once its successor is
+    ready."""
     whole = {
         "revisionHistoryLimit": 5,
         "selector": {"matchLabels": names.selector(component)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         **spec,
-        "template": {"metadata": meta, "spec": pod},
+        "template": made,
     }
     return names.child("apps/v1", "Deployment", name, component, spec=whole)
 

@@ -56,18 +56,19 @@ def cleaner(pool: Pool, site: Site, user: int) -> list[Json]:
         return []
     names = ObjectNames.of(pool)
     paths = SHARED_MOUNT, f"{SHARED_MOUNT}/{shared.path}"
-    made = disk_tier.container(pool, site, KV_CLEANER, VOLUME, paths, shared.size_bytes, {})
-    made["args"] = [*made["args"], "--create"]  # the first pod of a new claim finds no folder
+    container = disk_tier.container(pool, site, KV_CLEANER, VOLUME, paths, shared.size_bytes, {})
+    container["args"] = [*container["args"], "--create"]  # the first pod of a new claim finds no folder
     pod = {
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {**pods.pod_security(user, site), "fsGroupChangePolicy": "OnRootMismatch"},
-        "containers": [made],
+        "containers": [container],
         "volumes": [_volume(shared.claim)],
     }
     spec = {"replicas": 1, "strategy": {"type": "Recreate"}}
-    return [pods.deployment(names, names.cleaner, KV_CLEANER, spec, pod, {})]
+    made = pods.helper(pool, pods.template(names, KV_CLEANER, pod))
+    return [pods.deployment(names, names.cleaner, KV_CLEANER, spec, made)]
 
 
 def notes(pool: Pool, plan: Plan, site: Site) -> list[Note]:

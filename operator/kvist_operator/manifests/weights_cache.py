@@ -86,7 +86,7 @@ def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
         "completions": parts,
         "parallelism": min(parts, PARALLEL),
         "backoffLimit": RETRIES,
-        "template": {"metadata": {"labels": names.labels(DOWNLOAD)}, "spec": pod},
+        "template": pods.helper(pool, pods.template(names, DOWNLOAD, pod)),
     }
     made = names.child("batch/v1", "Job", name, DOWNLOAD, spec=spec)
     made["metadata"]["annotations"] = {BYTES: str(size)}

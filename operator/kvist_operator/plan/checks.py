@@ -15,7 +15,7 @@ from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.models.shape import Facts, ModelShape, parameters
 from kvist_operator.spec import consistency
-from kvist_operator.spec.pod_template import PATH as TEMPLATE
+from kvist_operator.spec.pod_template import ENGINES
 from kvist_operator.spec.pool import ENGINE_CONTAINER, OBJECT_STORES, AcceleratorSpec, Pool
 
 from .kv_transfer import offload_doubts, offload_warnings
@@ -93,7 +93,7 @@ def _check_devices(pool: Pool) -> None:
         for kind, amounts in (container.get("resources") or {}).items():
             for name in amounts if isinstance(amounts, Mapping) else ():
                 if name in devices:
-                    field = f"{TEMPLATE}.spec.containers[{ENGINE_CONTAINER}].resources.{kind}.{name}"
+                    field = f"{ENGINES.path}.spec.containers[{ENGINE_CONTAINER}].resources.{kind}.{name}"
                     raise SpecError(field, "is set by the plan: use spec.accelerator.count")
 
 

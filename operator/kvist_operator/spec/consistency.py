@@ -55,7 +55,7 @@ def check_pool(pool: Pool) -> None:
 
 def warnings(pool: Pool) -> list[str]:
     """Return the fields without effect, and unknown fields of the pods, in a sentence each."""
-    return [*_ignored(pool), *remarks(pool.pod_template)]
+    return [*_ignored(pool), *remarks(pool)]
 
 
 def _check_names(pool: Pool) -> None:
@@ -161,6 +161,9 @@ def _ignored(pool: Pool) -> Iterator[str]:
         names = ("priorities", "tokenizer", "image", "resources", "env")
         for name in (name for name in names if getattr(picker, name)):
             yield f"spec.picker.{name} has no effect: spec.picker.mode is Off; leave it out"
+        helpers = (model.cache and model.cache.claim) or pool.offload.shared
+        if picker.pod_template and not helpers:
+            yield "spec.picker.podTemplate has no effect: spec.picker.mode is Off; leave it out"
     by_hand = [e for e in pool.engine.env if e["name"] == API_KEY_VARIABLE]
     if by_hand and picker.mode != "Off":
         yield (
@@ -182,6 +185,8 @@ def _ignored(pool: Pool) -> Iterator[str]:
 
 
 def _ignored_gateway(gateway: GatewaySpec) -> Iterator[str]:
+    if gateway.pod_template and gateway.mode != "Envoy":
+        yield f"spec.gateway.podTemplate has no effect: spec.gateway.mode is {gateway.mode}; leave it out"
     if gateway.mode == "Route":
         return
     given = {"parentRefs": gateway.parents, "hostnames": gateway.hostnames}

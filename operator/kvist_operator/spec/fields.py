@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
-from kvist_epp.names import LABEL_MAX_NUM_SEQS, LABEL_POOL
 from kvist_kube.quantity import parse_bytes
 from kvist_operator.errors import SpecError
 
-from .pool import ENGINE_CONTAINER, SecretKey
+from .pool import SecretKey
 
 MAX_BYTES: Final = 2**63 - 1024
 """A little less than 64 bits hold, because a fraction of it is rounded."""
@@ -25,23 +24,6 @@ SECRET_KEY: Final = r"[-._a-zA-Z0-9]+"
 AMOUNT: Final = r"[0-9]+(\.[0-9]+)?([KMGTP]i|[numkMGTP])?"
 ENABLED: Final = ("Enabled", "Disabled")
 T = TypeVar("T")
-
-_BY_OPERATOR: Final = "is set by the operator; leave it out"
-OPERATOR_METADATA: Final[Mapping[tuple[str, ...], str]] = {
-    ("labels", LABEL_POOL): _BY_OPERATOR,
-    ("labels", LABEL_MAX_NUM_SEQS): _BY_OPERATOR,
-    ("name",): _BY_OPERATOR,
-    ("namespace",): _BY_OPERATOR,
-}
-OPERATOR_POD: Final[Mapping[tuple[str, ...], str]] = {
-    ("terminationGracePeriodSeconds",): "is set by the plan: use spec.rollout.drainSeconds",
-    ("restartPolicy",): _BY_OPERATOR,
-}
-OPERATOR_CONTAINER: Final[Mapping[tuple[str, ...], str]] = {
-    ("args",): "is set by the plan: use spec.engine.extraArgs",
-    ("command",): "is set by the plan: use spec.engine.image for an image with vLLM on its PATH",
-    ("image",): "is set by the plan: use spec.engine.image",
-}
 
 
 class Fields:
@@ -304,23 +286,3 @@ def read_parent(f: Fields) -> Mapping[str, Any]:
         "port": f.whole("port", high=65_535),
     }
     return f.done({key: value for key, value in found.items() if value})
-
-
-def read_template(f: Fields) -> Mapping[str, Any]:
-    """Return an overlay of the engines' pods: any field of a pod except those the operator sets."""
-    found = f.done({key: f.free(key) for key in ("metadata", "spec")})
-    _reject(found["metadata"], f.at("metadata"), OPERATOR_METADATA)
-    _reject(found["spec"], f.at("spec"), OPERATOR_POD)
-    for container in found["spec"].get("containers") or []:
-        if isinstance(container, Mapping) and container.get("name") == ENGINE_CONTAINER:
-            _reject(container, f"{f.path}.spec.containers[{ENGINE_CONTAINER}]", OPERATOR_CONTAINER)
-    return {key: value for key, value in found.items() if value}
-
-
-def _reject(raw: Any, path: str, remedies: Mapping[tuple[str, ...], str]) -> None:
-    for keys, remedy in remedies.items():
-        inner, rest = raw, list(keys)
-        while rest and isinstance(inner, Mapping) and rest[0] in inner:
-            inner = inner[rest.pop(0)]
-        if not rest:
-            raise SpecError(".".join((path, *keys)), remedy)

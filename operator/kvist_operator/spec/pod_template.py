@@ -1,23 +1,25 @@
-"""``spec.podTemplate`` against the fields of pods: misspelled fields, wrong types, containers without image.
+"""Overlays of pods: ``spec.podTemplate``, ``spec.picker.podTemplate`` and ``spec.gateway.podTemplate``.
 
-``pod_fields.json`` is written by ``python -m tests.operator.pod_fields``, from the schemas of Kubernetes.
+They may have any field of a pod, except what the operator sets itself. They are compared with the fields of
+Kubernetes: misspelled fields, wrong types, containers without image. ``pod_fields.json`` is written by
+``python -m tests.operator.pod_fields``, from the schemas of Kubernetes.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
+from kvist_epp.names import LABEL_MAX_NUM_SEQS, LABEL_POOL
 from kvist_operator.errors import SpecError
 
-from .fields import suggestion, type_name
-from .pool import ENGINE_CONTAINER
+from .fields import Fields, suggestion, type_name
+from .pool import COMPONENT, ENGINE_CONTAINER, ENVOY_CONTAINER, INSTANCE, PICKER_CONTAINER, Pool
 
 FILE: Final = "pod_fields.json"
 ROOT: Final = "PodTemplateSpec"
-PATH: Final = "spec.podTemplate"
 DIRECTIVE: Final = "$patch"
 KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
@@ -30,6 +32,64 @@ KINDS: Final[Mapping[str, tuple[type, ...]]] = {
 LIKENESS: Final = 0.85
 """Likeness to a known field from which a name is a misspelling; others may be fields of a newer version."""
 CONTAINERS: Final = ("containers", "initContainers")
+
+
+Remedies = Mapping[tuple[str, ...], str]
+"""Path of a field that the operator sets → what to write instead."""
+_BY_OPERATOR: Final = "is set by the operator; leave it out"
+_METADATA: Final[Remedies] = {
+    **{("labels", label): _BY_OPERATOR for label in (LABEL_POOL, LABEL_MAX_NUM_SEQS, INSTANCE, COMPONENT)},
+    ("name",): _BY_OPERATOR,
+    ("namespace",): _BY_OPERATOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """An overlay of the pods of one component, and the fields of these pods that it may not have."""
+
+    path: str
+    container: str
+    """Name of the component's own container."""
+    owners: str
+    """The pods' component, for messages."""
+    of_container: Remedies
+    of_pod: Remedies = field(default_factory=dict)
+
+
+ENGINES: Final = Overlay(
+    "spec.podTemplate",
+    ENGINE_CONTAINER,
+    "engines",
+    {
+        ("args",): "is set by the plan: use spec.engine.extraArgs",
+        ("command",): "is set by the plan: use spec.engine.image for an image with vLLM on its PATH",
+        ("image",): "is set by the plan: use spec.engine.image",
+    },
+    {("terminationGracePeriodSeconds",): "is set by the plan: use spec.rollout.drainSeconds"},
+)
+PICKERS: Final = Overlay(
+    "spec.picker.podTemplate",
+    PICKER_CONTAINER,
+    "pickers",
+    {
+        ("args",): "is set by the operator: use spec.picker.env, where each flag is a variable",
+        ("command",): "is set by the operator: use spec.picker.image",
+        ("env",): "has a field of its own: use spec.picker.env",
+        ("image",): "has a field of its own: use spec.picker.image",
+        ("resources",): "has a field of its own: use spec.picker.resources",
+    },
+)
+ENVOYS: Final = Overlay(
+    "spec.gateway.podTemplate",
+    ENVOY_CONTAINER,
+    "Envoys",
+    {
+        ("args",): _BY_OPERATOR,
+        ("command",): _BY_OPERATOR,
+        ("image",): "is set by the operator: use the value envoy.image of the operator's chart",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +109,63 @@ def _file() -> Mapping[str, Any]:
     return found
 
 
-def check_template(template: Mapping[str, Any]) -> None:
-    """Raise SpecError for the first field that no Kubernetes would take."""
-    for problem in problems(template):
+def read_template(f: Fields, overlay: Overlay) -> Mapping[str, Any]:
+    """Return an overlay, without its empty parts. Raises SpecError for what the operator sets itself."""
+    found = f.done({key: f.free(key) for key in ("metadata", "spec")})
+    _reject(found["metadata"], f.at("metadata"), _METADATA)
+    _reject(found["spec"], f.at("spec"), {**overlay.of_pod, ("restartPolicy",): _BY_OPERATOR})
+    for container in found["spec"].get("containers") or []:
+        if isinstance(container, Mapping) and container.get("name") == overlay.container:
+            _reject(container, f"{f.path}.spec.containers[{overlay.container}]", overlay.of_container)
+    return {key: value for key, value in found.items() if value}
+
+
+def _reject(raw: Any, path: str, remedies: Remedies) -> None:
+    for keys, remedy in remedies.items():
+        inner, rest = raw, list(keys)
+        while rest and isinstance(inner, Mapping) and rest[0] in inner:
+            inner = inner[rest.pop(0)]
+        if not rest:
+            raise SpecError(".".join((path, *keys)), remedy)
+
+
+def check_templates(pool: Pool) -> None:
+    """Raise SpecError for the first field of an overlay that no Kubernetes would take."""
+    for problem in _all_problems(pool):
         if problem.certain:
             raise SpecError(problem.path, problem.text)
 
 
-def remarks(template: Mapping[str, Any]) -> list[str]:
-    """Return the fields that are not known, in a sentence each."""
-    return [f"{each.path}: {each.text}" for each in problems(template) if not each.certain]
+def remarks(pool: Pool) -> list[str]:
+    """Return the fields of overlays that are not known, in a sentence each."""
+    return [f"{each.path}: {each.text}" for each in _all_problems(pool) if not each.certain]
 
 
-def problems(template: Mapping[str, Any]) -> Iterator[Problem]:
+def _all_problems(pool: Pool) -> Iterator[Problem]:
+    yield from problems(pool.pod_template)
+    yield from problems(pool.picker.pod_template, PICKERS)
+    yield from problems(pool.gateway.pod_template, ENVOYS)
+
+
+def problems(template: Mapping[str, Any], overlay: Overlay = ENGINES) -> Iterator[Problem]:
     """Yield what is wrong with an overlay of a pod; nulls and directives of a strategic merge are no
     fields."""
-    yield from _object(template, ROOT, PATH)
+    yield from _object(template, ROOT, overlay.path)
     for kind in CONTAINERS:
         listed = (template.get("spec") or {}).get(kind)
         for i, container in enumerate(listed if isinstance(listed, list) else ()):
             if isinstance(container, Mapping) and DIRECTIVE not in container:
-                yield from _container(container, kind, f"{PATH}.spec.{kind}[{i}]")
+                yield from _container(container, kind, f"{overlay.path}.spec.{kind}[{i}]", overlay)
 
 
-def _container(container: Mapping[str, Any], kind: str, path: str) -> Iterator[Problem]:
+def _container(container: Mapping[str, Any], kind: str, path: str, overlay: Overlay) -> Iterator[Problem]:
     name = container.get("name")
-    own = ENGINE_CONTAINER if kind == "containers" else ""
+    own = overlay.container if kind == "containers" else ""
     if not name:
-        hint = f": write {own} for that of the engines" if own else ": write one"
+        hint = f": write {own} for that of the {overlay.owners}" if own else ": write one"
         yield Problem(f"{path}.name", f"is missing, and containers are merged by name{hint}")
     elif name != own and not container.get("image"):
-        hint = suggestion(str(name), [own]) or f"; the engines' container is called {own}"
+        hint = suggestion(str(name), [own]) or f"; that of the {overlay.owners} is called {own}"
         yield Problem(f"{path}.image", f"is missing: {name!r} is a container of its own{hint if own else ''}")
 
 

@@ -13,8 +13,11 @@ from .preset import Preset
 
 DEFAULT_IMAGE: Final = "vllm/vllm-openai:v0.33.0"
 WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-ENGINE_CONTAINER: Final = "engine"
-"""Name of the engine's container, to which ``spec.podTemplate`` refers."""
+ENGINE_CONTAINER, PICKER_CONTAINER, ENVOY_CONTAINER = "engine", "picker", "envoy"
+"""Names of the containers that overlays of pods refer to."""
+INSTANCE: Final = "app.kubernetes.io/instance"
+COMPONENT: Final = "app.kubernetes.io/component"
+"""This label and the one above are those by which Services and workloads select a pool's pods."""
 
 
 class KvDtype(StrEnum):
@@ -259,6 +262,7 @@ class PickerSpec:
     image: str = ""
     resources: Mapping[str, Any] = field(default_factory=dict)
     env: tuple[Mapping[str, Any], ...] = ()
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +277,8 @@ class GatewaySpec:
     failover_endpoints: int = 3
     """Endpoints named in each answer: the one picked, and those for retries. By default 1 for gateways
     ``of_extension``, most of which take no list."""
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
+    """Overlay of the pods of the pool's own Envoy."""
 
     @property
     def of_extension(self) -> bool:

@@ -24,12 +24,11 @@ from .fields import (
     read_parent,
     read_resources,
     read_secret,
-    read_template,
 )
 from .interconnect_reader import read_interconnect
 from .network_policy_reader import read_network_policy
 from .offload_reader import MIN_BYTES, read_offload
-from .pod_template import check_template
+from .pod_template import ENGINES, ENVOYS, PICKERS, check_templates, read_template
 from .pool import (
     DEFAULT_IMAGE,
     OBJECT_STORES,
@@ -142,13 +141,13 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
         interconnect=read_interconnect(spec.section("interconnect")),
         tracing=read_tracing(spec.optional("tracing")),
         pod_monitor=monitoring.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")),
-        pod_template=read_template(spec.section("podTemplate")),
+        pod_template=read_template(spec.section("podTemplate"), ENGINES),
         preset=preset,
     )
     _preset_ref(spec.optional("presetRef"))
     monitoring.done(pool)
     spec.done(pool)
-    check_template(pool.pod_template)
+    check_templates(pool)
     check_pool(pool)
     check_disaggregation(pool)
     return pool
@@ -363,6 +362,7 @@ def _picker(f: Fields) -> PickerSpec:
         image=f.text("image", most=512),
         resources=read_resources(f.section("resources")),
         env=tuple(read_env(e) for e in f.sections("env", most=64)),
+        pod_template=read_template(f.section("podTemplate"), PICKERS),
     )
     check_unique([entry["name"] for entry in picker.env], f.at("env"), "leave one out")
     if picker.tokenizer:
@@ -389,6 +389,7 @@ def _gateway(f: Fields) -> GatewaySpec:
         hostnames=f.texts("hostnames", most=32, each=NAME_LENGTH, pattern=HOSTNAME, like="llm.example.com"),
         failure_mode=f.text("failureMode", "FailOpen", choices=("FailOpen", "FailClose")),
         failover_endpoints=f.number("failoverEndpoints", named, low=1, high=16),
+        pod_template=read_template(f.section("podTemplate"), ENVOYS),
     )
     if gateway.mode == "Route" and not gateway.parents:
         raise SpecError(f.at("parentRefs"), "is missing: mode Route needs the Gateway to attach to")

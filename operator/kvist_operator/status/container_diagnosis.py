@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from kvist_operator.manifests.object_names import COMPONENT, DOWNLOAD, ENGINE, ENVOY, PICKER
+from kvist_operator.spec.pod_template import ENGINES, ENVOYS, PICKERS
 
 from .termination_message import DISK, cleaned, last_words
 from .views import Object
@@ -29,6 +30,8 @@ class ComponentFields:
     command: str
     """Fields from which the arguments come."""
     volumes: str
+    overlay: str
+    """Overlay of the component's pods."""
 
 
 PARTS: Final[Mapping[str, ComponentFields]] = {
@@ -39,6 +42,7 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         starting="spec.rollout.startupSeconds",
         command="spec.engine.extraArgs and spec.engine.env",
         volumes="spec.model.source, spec.model.cache and spec.podTemplate.spec.volumes",
+        overlay=ENGINES.path,
     ),
     PICKER: ComponentFields(
         component=PICKER,
@@ -47,14 +51,16 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         starting="",
         command="spec.picker (use an image of the operator's own version)",
         volumes="spec.picker.tokenizer",
+        overlay=PICKERS.path,
     ),
     ENVOY: ComponentFields(
         component=ENVOY,
         image="the Envoy image that the operator was installed with",
-        resources="the namespace's limits",
+        resources="spec.gateway.podTemplate.spec.containers[envoy].resources",
         starting="",
         command="spec.gateway (use the Envoy image of the operator's own version)",
         volumes="the ConfigMaps of the pool",
+        overlay=ENVOYS.path,
     ),
     DOWNLOAD: ComponentFields(
         component=DOWNLOAD,
@@ -63,6 +69,7 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         starting="",
         command="spec.model.source and spec.model.tokenSecretRef",
         volumes="spec.model.cache",
+        overlay=PICKERS.path,
     ),
 }
 
@@ -124,18 +131,14 @@ def waiting(state: Object, container: Object, part: ComponentFields) -> PodFindi
 def _image(container: Object, part: ComponentFields) -> str:
     """Return the field with the image of a container."""
     name = container.get("name", "")
-    return part.image if name == part.component else f"the image of container {name} in spec.podTemplate"
+    return part.image if name == part.component else f"the image of container {name} in {part.overlay}"
 
 
 def _pull_remedy(message: str, container: Object, part: ComponentFields) -> str:
     field = _image(container, part)
     image = container.get("image", "")
     if re.search(r"(?i)unauthorized|forbidden|denied|401|403|no basic auth", message):
-        secret = (
-            "spec.podTemplate.spec.imagePullSecrets"
-            if part.component == ENGINE
-            else "imagePullSecrets of its ServiceAccount"
-        )
+        secret = f"{part.overlay}.spec.imagePullSecrets"
         return f"Check {field} ({image}); a private registry needs a pull secret, in {secret}"
     if re.search(r"(?i)no match for platform|no matching manifest|exec format", message):
         return f"{field} ({image}) has no variant for the node's architecture: use another image"
@@ -159,7 +162,7 @@ def _config_remedy(message: str, part: ComponentFields) -> str:
             "spec.model.tokenSecretRef.key, spec.engine.env"
         )
     if "runAsNonRoot" in message or "run as root" in message:
-        return "Set a numeric user: spec.podTemplate.spec.securityContext.runAsUser"
+        return f"Set a numeric user: {part.overlay}.spec.securityContext.runAsUser"
     return f"Check {part.command}"
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvist_epp.names import LABEL_ROLES
-from kvist_operator.manifests.object_names import PLAN
+from kvist_operator.manifests.object_names import ENGINE, PLAN
 
-from .container_diagnosis import PodFinding, part_of
+from .container_diagnosis import PARTS, PodFinding, part_of
 from .pod_diagnosis import cause
 from .termination_message import cleaned
 from .views import Object, Trouble
@@ -77,11 +77,12 @@ def refused(workload: Object | None, component: str) -> Trouble | None:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             message = cleaned(condition.get("message") or condition.get("reason"))
-            return Trouble("PodsRefused", f"{message}. {_refusal_remedy(message)}", component)
+            overlay = PARTS.get(component, PARTS[ENGINE]).overlay
+            return Trouble("PodsRefused", f"{message}. {_refusal_remedy(message, overlay)}", component)
     return None
 
 
-def _refusal_remedy(message: str) -> str:
+def _refusal_remedy(message: str, overlay: str) -> str:
     if "exceeded quota" in message:
         return (
             "Raise the namespace's quota, or lower spec.replicas or the resources of each replica "
@@ -89,15 +90,11 @@ def _refusal_remedy(message: str) -> str:
         )
     if "PodSecurity" in message or "SecurityContext" in message:
         return (
-            "The namespace's Pod Security level forbids what spec.podTemplate adds: remove it, or relax the "
-            "level"
+            f"The namespace's Pod Security level forbids what {overlay} adds: remove it, or relax the level"
         )
     if "serviceaccount" in message:
-        return "Create that ServiceAccount, or remove serviceAccountName from spec.podTemplate.spec"
-    return (
-        "The API server rejects these pods: correct what the message names, often something in "
-        "spec.podTemplate"
-    )
+        return f"Create that ServiceAccount, or remove serviceAccountName from {overlay}.spec"
+    return f"The API server rejects these pods: correct what the message names, often something in {overlay}"
 
 
 def newest(pods: Iterable[Object]) -> list[Object]:

@@ -86,8 +86,8 @@ def _label_remedy(pod: Object, part: ComponentFields) -> str:
     ]
     if terms:
         wanted.append(" or ".join(terms[:3]))
-    engine = part.component == ENGINE
-    field = "spec.accelerator.product or spec.podTemplate.spec.nodeSelector" if engine else "the nodes"
+    product = "spec.accelerator.product or " if part.component == ENGINE else ""
+    field = f"{product}{part.overlay}.spec.nodeSelector"
     return (
         f"Nodes must have {' and '.join(wanted) or 'the labels it asks for'}: label them, or change {field}"
     )
@@ -96,12 +96,10 @@ def _label_remedy(pod: Object, part: ComponentFields) -> str:
 def _taint_remedy(message: str, part: ComponentFields) -> str:
     if "node.kubernetes.io/" in message:
         return "Nodes have taints that mark them as unhealthy: see kubectl describe nodes"
-    if part.component == ENGINE:
-        return (
-            "Add a toleration to spec.podTemplate.spec.tolerations (this list replaces the plan's own "
-            "tolerations: repeat those)"
-        )
-    return "Keep some nodes without taints"
+    replaced = " (this list replaces the plan's own tolerations: repeat those)"
+    return (
+        f"Add a toleration to {part.overlay}.spec.tolerations{replaced if part.component == ENGINE else ''}"
+    )
 
 
 def _claim_remedy(message: str, pod: Object, part: ComponentFields) -> str:

@@ -71,7 +71,7 @@ CLUSTER: Final[Mapping[str, Reason]] = MappingProxyType(
         ),
         "ObjectRefused": Reason(
             "the API server or an admission webhook refused an object",
-            "the message quotes it; the cause is often `spec.podTemplate`, a policy of the cluster, or an "
+            "the message quotes it; the cause is often a `podTemplate`, a policy of the cluster, or an "
             "installed API of another version",
         ),
         "QuotaExceeded": Reason(
@@ -141,7 +141,7 @@ PODS: Final[Mapping[str, Reason]] = MappingProxyType(
     {
         "PodsRefused": Reason(
             "pods cannot be created: quota, Pod Security, webhooks",
-            "the message quotes the refusal; the cause is often `spec.podTemplate`",
+            "the message quotes the refusal; the cause is often a `podTemplate`",
         ),
         "InvalidImage": Reason(
             "the image reference is malformed",
@@ -197,7 +197,8 @@ PODS: Final[Mapping[str, Reason]] = MappingProxyType(
         ),
         "ImagePull": Reason(
             "the image cannot be pulled",
-            "check name, tag, pull secret (`spec.podTemplate.spec.imagePullSecrets`) and architecture",
+            "check name, tag, pull secret (`imagePullSecrets` of the field that the message names) and "
+            "architecture",
         ),
         "StartsTooSlowly": Reason(
             "the kubelet restarted the container because the engine was not ready in time",
