@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from tests.cluster.certified import PICKS
 from tests.cluster.client import Client
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import RESTRICTED, Cluster
 from tests.cluster.pooled import Served, condition
 from tests.cluster.space import Space
 from tests.e2e import pools
@@ -21,6 +21,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900
 EXAMPLE: Final = "04-httproute"
 IN_CLUSTER: Final = {"networking.istio.io/service-type": "ClusterIP"}
 """For a Gateway: nothing here gives addresses to a Service of type LoadBalancer."""
+OUT_OF_MESH: Final = {"sidecar.istio.io/inject": "false"}
+BY_LABEL: Final = 'with the label `sidecar.istio.io/inject: "false"` in spec.picker.podTemplate'
+[SECURITY] = RESTRICTED
+"""Label of the namespaces that tests have."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -90,3 +94,41 @@ async def test_a_telemetry_resource_reports_the_ends(commands: Commands, pool: S
         while await pools.counted(pool, pools.ENDS) < MORE:
             await load.until(MORE)
     assert load.failures == []
+
+
+async def test_a_label_leaves_pods_out_of_the_mesh(commands: Commands, pool: Served, restored: None) -> None:
+    """In a namespace whose pods get Istio's proxy, the status says by which label they get none, whether the
+    pods are refused or created; no request fails meanwhile."""
+    room = pool.room.name
+
+    async def says(text: str, *, there: bool = True) -> bool:
+        found = (await pool.get())["status"]
+        lines = [*found["advice"], *(each["message"] for each in found["conditions"])]
+        return any(text in line for line in lines) is there
+
+    async with pool.load() as load:
+        await commands.kubectl("label", "namespace", room, "istio-injection=enabled")
+        with step("new pods are refused"):
+            await commands.kubectl("rollout", "--namespace", room, "restart", "deployment/routed-epp")
+            await pool.room.until(lambda: says("adds this container"), "the remedy")
+            assert await says(BY_LABEL)
+        with step("new pods get a proxy"):
+            await commands.kubectl("label", "--overwrite", "namespace", room, f"{SECURITY}=privileged")
+            await pool.room.until(lambda: says("are in a service mesh"), "the advice")
+            assert await says(BY_LABEL)
+        with step("new pods get none"):
+            await pool.patch(picker={"podTemplate": {"metadata": {"labels": OUT_OF_MESH}}})
+            await pool.room.rolled_out("routed-epp")
+            await pool.room.until(lambda: says(BY_LABEL, there=False), "no advice")
+        await load.until(MORE)
+    assert load.failures == []
+    pods = await pool.room.pods(**{"app.kubernetes.io/component": "picker"})
+    assert {each["name"] for pod in pods for each in pod["spec"]["containers"]} == {"picker"}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def restored(commands: Commands, pool: Served) -> AsyncIterator[None]:
+    """The labels of the namespace as they were."""
+    yield
+    back = ("istio-injection-", f"{SECURITY}={RESTRICTED[SECURITY]}")
+    await commands.kubectl("label", "--overwrite", "namespace", pool.room.name, *back)

@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from kvist_epp.names import LABEL_ROLES
 from kvist_operator.json_digest import json_digest
-from kvist_operator.manifests.object_names import COMPONENT, ENGINE, Json
+from kvist_operator.manifests.object_names import ENGINE, Json
 from kvist_operator.spec.disaggregation import Role
+from kvist_operator.spec.pool import COMPONENT
 
 ROLE: Final = LABEL_ROLES[0]
 DEPLOYMENT: Final = "Deployment"

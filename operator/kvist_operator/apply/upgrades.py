@@ -23,10 +23,10 @@ from typing import Any, Final
 from kvist_operator.errors import SpecError
 from kvist_operator.json_digest import json_digest
 from kvist_operator.manifests import Rendered
-from kvist_operator.manifests.object_names import COMPONENT, ENGINE, LMCACHE, Json
+from kvist_operator.manifests.object_names import ENGINE, LMCACHE, Json
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.disaggregation import Disaggregation, Role
-from kvist_operator.spec.pool import GatewaySpec, NetworkPolicySpec, PickerSpec, Upgrade
+from kvist_operator.spec.pool import COMPONENT, GatewaySpec, NetworkPolicySpec, PickerSpec, Upgrade
 
 APPLIED: Final = "kvist.dev/applied"
 """Annotation of a workload: its spec as it was applied, the spec of the pool, and the operator's identity."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from kvist_operator.errors import Forbidden, NotServed
-from kvist_operator.manifests.object_names import INSTANCE, OURS
+from kvist_operator.manifests.object_names import OURS
+from kvist_operator.spec.pool import INSTANCE
 
 from .cluster_api import Cluster, Json
 from .kinds import CHILDREN, NEWER, POD, POOL, SECRET, ObjectKind, Target, target_of

@@ -26,8 +26,8 @@ from kvist_operator.cluster.kinds import (
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError
 from kvist_operator.manifests import Note, Rendered
-from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT
-from kvist_operator.spec.pool import Pool
+from kvist_operator.manifests.object_names import ENGINE, INTENT
+from kvist_operator.spec.pool import COMPONENT, Pool
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import Target, target_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, FleetError
-from kvist_operator.manifests.object_names import COMPONENT, ENGINE, METRICS_PORT, PICKER
+from kvist_operator.manifests.object_names import ENGINE, METRICS_PORT, PICKER
 from kvist_operator.plan import Plan
-from kvist_operator.spec.pool import Pool
+from kvist_operator.spec.pool import COMPONENT, Pool
 from kvist_operator.status.advice import Figures, advice, standing
 
 from .cache_reports import (

@@ -28,6 +28,7 @@ from kvist_operator.spec.preset import preset_name
 from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.known_model import known_model
+from kvist_operator.status.mesh import mesh_notes
 from kvist_operator.status.pairs import pairs_of
 from kvist_operator.status.views import Trouble, controllers
 
@@ -247,13 +248,14 @@ class Reconciler:
     def _status(
         self, key: PoolKey, resource: Json, intent: Intent, outcome: ApplyResult, old: Mapping[str, Any]
     ) -> Json:
+        pods = self.cache.pods(key)
         subject = Subject(
             name=key.name,
             generation=int(resource["metadata"].get("generation") or 0),
             pool=intent.pool,
             plan=intent.plan,
             error=intent.error,
-            notes=(*intent.rendered.notes, *outcome.notes) if intent.rendered else (),
+            notes=(*intent.rendered.notes, *outcome.notes, *mesh_notes(pods)) if intent.rendered else (),
             facts=intent.facts,
             release=self.release,
         )
@@ -270,8 +272,8 @@ class Reconciler:
             failure = Trouble(outcome.failures[0].reason, messages)
         observed = replace(
             found,
-            troubles=_troubles(found, self.cache.pods(key)),
-            pairs=pairs_of(self.cache.pods(key)),
+            troubles=_troubles(found, pods),
+            pairs=pairs_of(pods),
             conflicts=tuple(map(str, outcome.conflicts)),
             waits=outcome.waits,
             failure=failure,

@@ -10,6 +10,7 @@
 - ``container_diagnosis``: the fault of one container, and the fields that remedies name.
 - ``termination_message``: the last error of an engine, and the table of known errors.
 - ``advice``: advice on a running pool.
+- ``mesh``: advice on pods in a service mesh.
 - ``reasons``: what each reason of a condition means, and what to do.
 """
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from kvist_operator.manifests.object_names import COMPONENT, DOWNLOAD, ENGINE, ENVOY, PICKER
+from kvist_operator.manifests.object_names import DOWNLOAD, ENGINE, ENVOY, PICKER
 from kvist_operator.spec.pod_template import ENGINES, ENVOYS, PICKERS
+from kvist_operator.spec.pool import COMPONENT
 
 from .termination_message import DISK, cleaned, last_words
 from .views import Object

@@ -12,6 +12,7 @@ from typing import Final
 from kvist_epp.names import LABEL_ROLES
 from kvist_operator.manifests.object_names import ENGINE, PLAN
 
+from . import mesh
 from .container_diagnosis import PARTS, PodFinding, part_of
 from .pod_diagnosis import cause
 from .termination_message import cleaned
@@ -88,6 +89,8 @@ def _refusal_remedy(message: str, overlay: str) -> str:
             "Raise the namespace's quota, or lower spec.replicas or the resources of each replica "
             "(spec.accelerator)"
         )
+    if of_mesh := mesh.refusal_remedy(message, overlay):
+        return of_mesh
     if "PodSecurity" in message or "SecurityContext" in message:
         return (
             f"The namespace's Pod Security level forbids what {overlay} adds: remove it, or relax the level"

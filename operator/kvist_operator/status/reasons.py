@@ -361,6 +361,10 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
             "(advice) a policy for the gateway could not be created, and the pool is attached without it",
             "upgrade the gateway, or give the operator the rights of its chart",
         ),
+        "InServiceMesh": Reason(
+            "(advice) a service mesh has added its proxy to pods of the pool, or redirects their traffic",
+            "leave the pods out of the mesh with the label or annotation that the advice names",
+        ),
         "NodesUnknown": Reason(
             "(advice) no node label names the accelerator",
             "set `spec.podTemplate.spec.nodeSelector`",
