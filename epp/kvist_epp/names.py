@@ -49,12 +49,14 @@ TRACE_STATE_HEADER: Final = "tracestate"
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 DATA_PARALLEL_RANK_HEADER: Final = "x-data-parallel-rank"
+UPGRADE_HEADER, WEBSOCKET = "upgrade", "websocket"
+"""Header of a request for another protocol on its connection, and the value for WebSockets (RFC 6455)."""
 REQUEST_HEADERS: Final = frozenset(
     (
         *(":method", ":path", *GATEWAY_OWNED, MODEL_REWRITE_HEADER, MODEL_REWRITE_ALIAS),
         *(MODEL_HEADER, BASE_MODEL_HEADER, PRIORITY_HEADER, *OBJECTIVE_HEADERS, *TENANT_HEADERS),
         *(SESSION_HEADER, REQUEST_ID_HEADER, DATA_PARALLEL_RANK_HEADER),
-        *(TRACE_PARENT_HEADER, TRACE_STATE_HEADER),
+        *(TRACE_PARENT_HEADER, TRACE_STATE_HEADER, UPGRADE_HEADER),
     )
 )
 """Headers of requests that pickers and filters read; they skip all others."""

@@ -23,6 +23,7 @@ from kvist_epp.names import (
     REQUEST_ID_HEADER,
     SERVED_KEY,
     SESSION_HEADER,
+    WEBSOCKET,
 )
 from kvist_sim.envoy_settings import Gateway, Json, Mode
 from kvist_sim.processes import Child, Children
@@ -83,6 +84,7 @@ def _connections(gateway: Gateway) -> Json:
         "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "inference",
         "stream_idle_timeout": "0s",
+        "upgrade_configs": [{"upgrade_type": WEBSOCKET}],
         **early,
         "http_filters": filters,
         "access_log": logs,

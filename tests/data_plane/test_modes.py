@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from io import BytesIO
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.data_plane.plane import Plane, Tweak, ext_proc, plane
@@ -44,6 +44,27 @@ async def test_modes_that_show_no_body_are_picked_for_by_headers(transport: Tran
 
         ask = running.picker.asks[0]
         assert (ask.body, ask.partial) == (b"", True)
+
+
+@pytest.mark.parametrize("observe_responses", [False, True], ids=["", "observed"])
+@pytest.mark.parametrize("mode", get_args(Mode))
+async def test_a_websocket_is_picked_for_by_its_headers(
+    transport: Transport, mode: Mode, observe_responses: bool
+) -> None:
+    """In every mode the request of a WebSocket, whose body does not end, reaches the endpoint that was
+    picked, and messages of any size pass both ways."""
+    async with plane(transport, mode, observe_responses=observe_responses) as running:
+        async with running.client.ws_connect("/v1/realtime?model=a", max_msg_size=0) as socket:
+            for data in (b"first", BODY, b"last"):
+                await socket.send_bytes(data)
+                assert await socket.receive_bytes() == data
+
+        [request] = running.upstreams[1].received
+        assert (request.method, request.headers["upgrade"]) == ("GET", "websocket")
+        [ask] = running.picker.asks
+        assert (ask.method, ask.path, ask.body, ask.partial) == ("GET", "/v1/realtime", b"", True)
+        stats = await running.filter_stats()
+        assert (stats["spurious_msgs_received"], stats["streams_failed"]) == (0, 0)
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["waiting", "early"])

@@ -24,7 +24,8 @@ class Received:
 
 @dataclass
 class Upstream:
-    """Answers every path with its own address; ``/stream`` ends only after ``release``.
+    """Answers every path with its own address; ``/stream`` ends only after ``release``, and a WebSocket's
+    messages are sent back.
 
     ``responses`` has other answers by path: content type and the parts of the body, each sent by itself.
     """
@@ -57,6 +58,8 @@ class Upstream:
         headers = {key.lower(): value for key, value in request.headers.items()}
         body = await request.read()
         self.received.append(Received(request.method, request.path, headers, body))
+        if "upgrade" in headers:
+            return await self._echo(request)
         if request.path == "/stream":
             return await self._stream(request)
         if request.path in self.responses:
@@ -72,6 +75,13 @@ class Upstream:
             await response.write(part)
             await asyncio.sleep(0)  # so that parts leave one by one
         return response
+
+    async def _echo(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_bytes(message.data)
+        return socket
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

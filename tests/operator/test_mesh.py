@@ -54,7 +54,7 @@ def test_a_proxy_is_named_with_the_overlay_that_leaves_it_out(
 
 
 def test_the_advice_stays_while_pods_come_and_go() -> None:
-    """It does not depend on how many pods there are, on their names or on their order."""
+    """The advice does not depend on how many pods there are, on their names or on their order."""
     pods = [pod("engine", container=PROXY), pod("picker", container=PROXY)]
     more = [*reversed(pods), healthy("engine", "another"), *pods]
 

@@ -1,10 +1,15 @@
-"""The question that ext_proc puts to the picker, and the picker's answer: at once, refused, or deferred."""
+"""The question that ext_proc puts to the picker, the picker's answer: at once, refused, or deferred, and the
+steps of a stream in which both are.
+"""
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
 from kvist_epp.errors import PickError
+from kvist_epp.extproc.response import FirstToken, ObservedResponse
+from kvist_epp.http2.call import Message
 
 
 class PickRequest(msgspec.Struct, frozen=True):
@@ -36,6 +41,25 @@ class PickResult(msgspec.Struct, frozen=True):
     """The picker's name for this request, repeated in the report on its response."""
     remove: tuple[str, ...] = ()
     """Request headers to remove."""
+
+
+class SessionStep(msgspec.Struct, frozen=True):
+    """Actions that follow from one message, to be performed in the order of the fields."""
+
+    replies: tuple[Message, ...] = ()
+    """Serialised ``ProcessingResponse`` messages to send."""
+    request: PickRequest | None = None
+    """A question to the picker, whose decision goes to `ExtProcSession.on_decision`."""
+    end: bool = False
+    """Whether to end the stream with grpc-status 0."""
+    observed: ObservedResponse | None = None
+    """The report on the response, at most once per stream."""
+    first_token: FirstToken | None = None
+    """The report on the first output of the response, at most once per stream."""
+
+
+NOTHING: Final = SessionStep()
+"""No action: the step of most messages."""
 
 
 class Effect:

@@ -13,10 +13,17 @@ import msgspec
 
 from kvist_epp.errors import PickError, ProtocolError, traceback_without_text
 from kvist_epp.extproc.access_log import AccessLogCall, AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import (
+    NOTHING,
+    Decision,
+    PendingResult,
+    PickRequest,
+    PickResult,
+    SessionStep,
+)
 from kvist_epp.extproc.protocol_errors import ErrorCounter
 from kvist_epp.extproc.response import FirstToken, ObservedResponse
-from kvist_epp.extproc.session import NOTHING, ExtProcSession, SessionStep
+from kvist_epp.extproc.session import ExtProcSession
 from kvist_epp.http2.call import Call, Method, Sink
 from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.names import ACCESS_LOG_METHOD, PROCESS_METHOD

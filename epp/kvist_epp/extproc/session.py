@@ -18,7 +18,7 @@ absent                FULL_DUPLEX_STREAMED, the mode the Endpoint Picker Protoco
 ====================  ========================================================================
 
 A body that is seen whole can also be replaced: with the name of another model, which a header asks for
-(``rewrite``), or by the picker.
+(``rewrite``), or by the picker. A WebSocket's request has no body that ends: its headers are answered.
 
 If the stream ends while a STREAMED chunk that Envoy 1.40 had buffered waits for its answer, Envoy sends the
 first part of the body to the endpoint twice. Each chunk is therefore answered.
@@ -34,14 +34,13 @@ from enum import Enum, auto
 from time import monotonic
 from typing import Final
 
-import msgspec
 from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import PickError, ProtocolError
 from kvist_epp.extproc import gateway_messages as gateway
 from kvist_epp.extproc import rewrite
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import NOTHING, Decision, PickRequest, PickResult, SessionStep
 from kvist_epp.extproc.plain_headers import read_request_headers
 from kvist_epp.extproc.response import FirstToken, ObservedResponse, Response
 from kvist_epp.http2.call import NO_TRACE_HEADERS, Message
@@ -51,29 +50,14 @@ from kvist_epp.names import (
     MODEL_REWRITE_HEADER,
     REQUEST_HEADERS,
     TRACE_STATE_HEADER,
+    UPGRADE_HEADER,
+    WEBSOCKET,
 )
 
 STREAMED_LOOKAHEAD_BYTES: Final = 512 * 1024
 """Half of Envoy's default buffer: beyond it a STREAMED request is routed by the part seen so far."""
 
 
-class SessionStep(msgspec.Struct, frozen=True):
-    """Actions that follow from one message, to be performed in the order of the fields."""
-
-    replies: tuple[Message, ...] = ()
-    """Serialised ``ProcessingResponse`` messages to send."""
-    request: PickRequest | None = None
-    """A question to the picker, whose decision goes to `ExtProcSession.on_decision`."""
-    end: bool = False
-    """Whether to end the stream with grpc-status 0."""
-    observed: ObservedResponse | None = None
-    """The report on the response, at most once per stream."""
-    first_token: FirstToken | None = None
-    """The report on the first output of the response, at most once per stream."""
-
-
-NOTHING: Final = SessionStep()
-"""No action: the step of most messages."""
 _PASS_HEADERS: Final = SessionStep((gateway.CONTINUE_REQUEST_HEADERS,))
 
 
@@ -105,6 +89,7 @@ class ExtProcSession:
     _body = b""
     _whole = False
     _replaced = False
+    _upgrades = False
     _remove: tuple[str, ...] = ()
     _names: tuple[str, str] | None = None
     _response: Response | None = None
@@ -126,8 +111,8 @@ class ExtProcSession:
         """``labels`` are headers that only the decision may set; with them rewrite headers are ignored.
 
         ``from_envoy``: another gateway gets one endpoint and ends its stream itself (decision 60).
-        ``trace_headers``: the trace context of the call, of the gateway's own span; it takes precedence over
-        the client's in the request's headers. ``clock`` times observed responses, in seconds.
+        ``trace_headers``: the trace context of the call, of the gateway's own span, which takes precedence
+        over the client's. ``clock`` times observed responses, in seconds.
         """
         self._clock = clock
         self.from_envoy, self._observe = from_envoy, observe_responses or not from_envoy
@@ -175,8 +160,9 @@ class ExtProcSession:
             self._body, self._replaced = decision.body, True
         answers = self._answers(decision)
         self._body = b""
-        if not self._observe:
-            passes = self._mode == pb.STREAMED and not (self._whole or self._late_end or self._trailers)
+        if self._upgrades or not self._observe:
+            ends = self._upgrades or self._whole or self._late_end or self._trailers
+            passes = self._mode == pb.STREAMED and not ends
             self._phase = _PASSING if passes else _ENDED
             return SessionStep(answers, end=not passes)
         self._phase, self._session = _RESPONSE, decision.session
@@ -210,8 +196,9 @@ class ExtProcSession:
         if self._observe:
             self._arrived = self._clock()
         self._headers, self._subset = headers, subset
-        if end_of_stream:
-            return self._pick()
+        self._upgrades = headers.get(UPGRADE_HEADER, "").lower() == WEBSOCKET
+        if end_of_stream or self._upgrades:
+            return self._pick(partial=not end_of_stream)
         if self._mode in _WHOLE_MESSAGE:
             forged = [name for name in self._labels if name in self._headers]
             return SessionStep((gateway.remove_request_headers(forged),)) if forged else _PASS_HEADERS

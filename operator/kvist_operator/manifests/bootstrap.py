@@ -16,6 +16,7 @@ from kvist_epp.names import (
     PROCESS_METHOD,
     REQUEST_ID_HEADER,
     SESSION_HEADER,
+    WEBSOCKET,
 )
 from kvist_operator.spec.pool import Pool, TracingSpec
 
@@ -91,6 +92,7 @@ def _inference(pool: Pool, *, asks: bool) -> Json:
         "stat_prefix": "inference",
         "use_remote_address": True,
         "stream_idle_timeout": "0s",
+        "upgrade_configs": [{"upgrade_type": WEBSOCKET}],
         "early_header_mutation_extensions": [_named(f"envoy.{mutation}", cleaning)],
         "http_filters": [*([_ext_proc(pool)] if asks else []), _router()],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},

@@ -4,8 +4,8 @@ from typing import Any
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue
-from kvist_epp.extproc.pick_request import PickRequest
-from kvist_epp.extproc.session import ExtProcSession, SessionStep
+from kvist_epp.extproc.pick_request import PickRequest, SessionStep
+from kvist_epp.extproc.session import ExtProcSession
 
 HEADERS = {":method": "POST", ":path": "/v1/completions?x=1", ":authority": "pool", "x-tenant": "blue"}
 

@@ -13,9 +13,9 @@ from tests.epp.extproc import messages as m
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
-from kvist_epp.extproc.pick_request import PickResult
+from kvist_epp.extproc.pick_request import PickResult, SessionStep
 from kvist_epp.extproc.response import FirstToken, ObservedResponse, Usage
-from kvist_epp.extproc.session import ExtProcSession, SessionStep
+from kvist_epp.extproc.session import ExtProcSession
 from kvist_epp.names import BODY_CHUNK_BYTES
 
 PICK = PickResult(("10.0.0.1:8000",), session="r1.1")

@@ -12,8 +12,8 @@ from tests.epp.extproc import messages as m
 from kvist_epp.errors import BadRequest, NoEndpoints, ProtocolError
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue, Metadata
-from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.session import ExtProcSession, SessionStep
+from kvist_epp.extproc.pick_request import PickResult, SessionStep
+from kvist_epp.extproc.session import ExtProcSession
 from kvist_epp.names import BODY_CHUNK_BYTES
 
 DUPLEX = m.config(pb.FULL_DUPLEX_STREAMED, pb.FULL_DUPLEX_STREAMED)
@@ -396,3 +396,38 @@ def test_chunks_rejoin_to_the_body(sizes: list[int], trailers: bool) -> None:
     ends = [chunk.end_of_stream for chunk in echoed]
     assert all(not before for before, _ in pairwise(ends))
     assert ends[-1:] == ([not trailers] if echoed else [])
+
+
+MODES = pb.BodySendMode.keys()
+
+
+@pytest.mark.parametrize("value", ["websocket", "WebSocket"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_websocket_is_answered_by_its_headers(mode: str, value: str, observed: bool) -> None:
+    """The pick answers the headers, since no body ends, and the stream ends, even where responses are
+    observed."""
+    exchange = ExtProcSession(observe_responses=observed)
+    begin = m.config(pb.BodySendMode.Value(mode), pb.FULL_DUPLEX_STREAMED)
+    ask = m.asked(exchange, m.request_headers(begin, headers={":method": "GET", "upgrade": value}))
+
+    assert (ask.method, ask.body, ask.partial) == ("GET", b"", True)
+    step = exchange.on_decision(PICK)
+    assert (m.kinds(step), step.end) == (["request_headers"], True)
+    assert exchange.feed(m.request_body(b"frame", end=False)) == SessionStep()
+
+
+def test_other_upgrades_wait_for_the_body() -> None:
+    """A client that offers HTTP/2 on its connection sends an ordinary request, whose body is awaited."""
+    exchange = ExtProcSession()
+    offer = m.request_headers(m.config(pb.BUFFERED), headers={"upgrade": "h2c"})
+
+    assert m.kinds(exchange.feed(offer)) == ["request_headers"]
+    assert m.asked(exchange, m.request_body(b"whole")).body == b"whole"
+
+
+def test_the_request_of_a_websocket_that_has_ended_is_whole() -> None:
+    """A gateway that shows no further body says so in the headers."""
+    ask = m.asked(ExtProcSession(), m.request_headers(end=True, headers={"upgrade": "websocket"}))
+
+    assert not ask.partial

@@ -5,7 +5,8 @@ from tests.epp.extproc import messages as m
 from tests.epp.extproc.test_session import PICK
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.session import STREAMED_LOOKAHEAD_BYTES, ExtProcSession, SessionStep
+from kvist_epp.extproc.pick_request import SessionStep
+from kvist_epp.extproc.session import STREAMED_LOOKAHEAD_BYTES, ExtProcSession
 
 
 def test_early_streamed_bodies_are_collected() -> None:
