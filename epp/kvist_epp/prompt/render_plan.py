@@ -11,7 +11,7 @@ get a plan, which is compared with the template on that chat, and on one with ot
 used (``docs/decisions/0028``).
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -40,6 +40,12 @@ _MAX_FAILURES: Final = 8
 """Failed checks in a row after which a plan is made anew."""
 _MAX_ATTEMPTS: Final = 3
 """Attempts to make a plan for a shape."""
+PATIENCE: Final = 32
+"""New shapes in a row after which most chats of that length go to the template without a look at their shape:
+agents that do different things have a new one at each turn, and to find it takes a fifth of the template's
+time."""
+_LOOKS: Final = 16
+"""Then one chat of so many is looked at."""
 
 _ROLES: Final = frozenset(("system", "user", "assistant", "tool"))
 _SPECIAL: Final = (MEDIA_MARK, BILLING_HEADER)
@@ -135,17 +141,25 @@ class RenderPlans:
         self._plans: OrderedDict[Shape, RenderPlan | int] = OrderedDict()
         """The plan of a shape, or the number of attempts to make one; the least recent first."""
         self._size = 0
+        self._new: Counter[tuple[int, bool]] = Counter()
+        """New shapes since the last known one, by number of messages and whether the chat has tools."""
 
     def render(self, chat: Chat, variables: Mapping[str, Any]) -> str | None:
         """Return the prompt of a chat; None if its template has to be run.
 
         ``variables`` are those of the request that the template uses.
         """
+        kind = len(chat.messages), chat.tools is not None
+        new = self._new[kind]
+        if new > PATIENCE and new % _LOOKS:
+            self._new[kind] += 1
+            return None
         known = shape_of(chat, variables, self._style)
         if known is None:
             return None
         shape, contents = known
         plan = self._plans.get(shape)
+        self._new[kind] = new + 1 if plan is None else 0
         if isinstance(plan, RenderPlan):
             try:
                 rendered = plan.render(contents)

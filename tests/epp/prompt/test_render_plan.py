@@ -325,6 +325,45 @@ def test_the_number_of_plans_and_their_literals_are_bounded(monkeypatch: pytest.
     assert template._plans._size == sum(plan.size for plan in plans(template)) <= 500
 
 
+def of_roles(number: int, count: int = 8) -> Chat:
+    """Return a chat whose roles are the digits of a number, so that each number is another shape."""
+    roles = ["user", "assistant", "system", "tool"]
+    return Chat([{"role": roles[number >> 2 * at & 3], "content": "x"} for at in range(count)])
+
+
+def test_shapes_that_never_come_again_are_seldom_looked_for() -> None:
+    """Agents that do different things have a new shape at each turn: of a length at which none came again,
+    one chat in sixteen is looked at; it is rendered as before."""
+    template = Template(EACH, {})
+    for number in range(400):
+        chat = of_roles(number)
+        expected = "".join(f"<{message['role']}>x" for message in chat.messages)
+        assert template.render(chat) == expected
+
+    assert template._plans is not None
+    looked_at = len(template._plans._plans)
+    assert looked_at <= render_plan.PATIENCE + 1 + 400 // 16
+
+
+def test_a_shape_that_comes_again_is_found_after_many_that_did_not() -> None:
+    """Then all chats of the length are looked at again, and those of other lengths always were."""
+    template = Template(EACH, {})
+    for number in range(400):
+        template.render(of_roles(number))
+    for _ in range(3):
+        template.render(of_roles(0, count=3))
+    assert len(plans(template)) == 1
+
+    for _ in range(3 * 16):
+        template.render(of_roles(1_000))
+    assert len(plans(template)) == 2
+    assert template._plans is not None
+    before = len(template._plans._plans)
+    for number in range(2_000, 2_000 + render_plan.PATIENCE):
+        template.render(of_roles(number))
+    assert len(template._plans._plans) == before + render_plan.PATIENCE
+
+
 def test_only_plain_messages_have_a_shape() -> None:
     """Media, odd parts and calls, unknown roles, documents and very long chats are left to the template."""
     plain = {"role": "user", "content": "x"}
