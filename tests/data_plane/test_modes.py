@@ -62,7 +62,7 @@ async def test_a_websocket_is_picked_for_by_its_headers(
         [request] = running.upstreams[1].received
         assert (request.method, request.headers["upgrade"]) == ("GET", "websocket")
         [ask] = running.picker.asks
-        assert (ask.method, ask.path, ask.body, ask.partial) == ("GET", "/v1/realtime", b"", True)
+        assert (ask.method, ask.path, ask.body, ask.websocket) == ("GET", "/v1/realtime", b"", True)
         stats = await running.filter_stats()
         assert (stats["spurious_msgs_received"], stats["streams_failed"]) == (0, 0)
 

@@ -337,6 +337,8 @@ class Director(Dispatcher):
         body = context.body_for(loads) if loads else None
         if loads:
             request.skipped_media = note_loads(request.attempt.load, loads, limited=bool(body), now=now)
+        if context.websocket:  # may be idle for hours; what it computes is in what engines report
+            self.tracker.end(request, now)
         return self.answer(context, picked, request, now, body)
 
     def answer(

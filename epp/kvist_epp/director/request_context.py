@@ -166,6 +166,8 @@ class RequestContext(msgspec.Struct):
     """Empty where it was not seen whole, and after the request had to wait if it is not needed then."""
     split: SplitRecord | None = None
     """How it is disaggregated; None: it is not."""
+    websocket: bool = False
+    """It opens a WebSocket: see ``PickRequest.websocket``."""
     obstacle: str | None = None
     """Why its body cannot be sent in two legs, in a word or two, empty if it can; None: not looked at yet."""
 
@@ -185,7 +187,7 @@ class RequestContext(msgspec.Struct):
         found = cls(
             own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED, turn
         )
-        found.exemplar = line.id, ""
+        found.exemplar, found.websocket = (line.id, ""), ask.websocket
         if not ask.partial:
             found.body = ask.body
         if trace is not None:

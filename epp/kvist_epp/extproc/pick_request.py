@@ -26,6 +26,8 @@ class PickRequest(msgspec.Struct, frozen=True):
     """Endpoints the gateway allows, "ip" or "ip:port" each; ``None`` = no hint, empty = none is allowed."""
     partial: bool = False
     """True if the request has more body than ``body`` shows; its shape must then not be judged."""
+    websocket: bool = False
+    """True if it opens a WebSocket, which stays open as long as its client likes and may compute nothing."""
 
 
 class PickResult(msgspec.Struct, frozen=True):

@@ -89,7 +89,7 @@ class ExtProcSession:
     _body = b""
     _whole = False
     _replaced = False
-    _upgrades = False
+    _websocket = False
     _remove: tuple[str, ...] = ()
     _names: tuple[str, str] | None = None
     _response: Response | None = None
@@ -160,9 +160,8 @@ class ExtProcSession:
             self._body, self._replaced = decision.body, True
         answers = self._answers(decision)
         self._body = b""
-        if self._upgrades or not self._observe:
-            ends = self._upgrades or self._whole or self._late_end or self._trailers
-            passes = self._mode == pb.STREAMED and not ends
+        if not self._observe or (self._websocket and self.from_envoy):
+            passes = self._mode == pb.STREAMED and not (self._whole or self._late_end or self._trailers)
             self._phase = _PASSING if passes else _ENDED
             return SessionStep(answers, end=not passes)
         self._phase, self._session = _RESPONSE, decision.session
@@ -196,9 +195,10 @@ class ExtProcSession:
         if self._observe:
             self._arrived = self._clock()
         self._headers, self._subset = headers, subset
-        self._upgrades = headers.get(UPGRADE_HEADER, "").lower() == WEBSOCKET
-        if end_of_stream or self._upgrades:
-            return self._pick(partial=not end_of_stream)
+        upgrade, method = headers.get(UPGRADE_HEADER, ""), headers.get(":method")
+        self._websocket = upgrade.lower() == WEBSOCKET and method == "GET"
+        if end_of_stream or self._websocket:
+            return self._pick()
         if self._mode in _WHOLE_MESSAGE:
             forged = [name for name in self._labels if name in self._headers]
             return SessionStep((gateway.remove_request_headers(forged),)) if forged else _PASS_HEADERS
@@ -279,7 +279,13 @@ class ExtProcSession:
         self._path = headers.pop(":path", "").partition("?")[0]
         method = headers.pop(":method", "")
         request = PickRequest(
-            method=method, path=self._path, headers=headers, body=body, subset=self._subset, partial=partial
+            method=method,
+            path=self._path,
+            headers=headers,
+            body=body,
+            subset=self._subset,
+            partial=partial,
+            websocket=self._websocket,
         )
         return SessionStep(request=request)
 

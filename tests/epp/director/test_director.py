@@ -144,6 +144,19 @@ def test_what_is_not_understood_is_routed_by_load(body: bytes, path: str, more: 
     assert parts.log.lines[0].mode == "load"
 
 
+def test_a_websocket_is_picked_for_and_not_counted() -> None:
+    """It may stay open for hours and compute nothing, so it takes no slot of its endpoint; the log has it."""
+    parts = make(2)
+    for _ in range(3):
+        decision = picked(parts.decide(ask(b"", "/v1/realtime", websocket=True)))
+        assert decision.endpoints
+    assert picked(parts.decide(ask(chat("a")))).endpoints
+
+    assert [parts.director.tracker.running(each.key) for each in parts.endpoints].count(1) == 1
+    assert [line.outcome for line in parts.log.lines] == ["picked"] * 4
+    assert [line.path for line in parts.log.lines][:3] == ["/v1/realtime"] * 3
+
+
 def test_a_template_that_raises_costs_only_the_match() -> None:
     """A prompt the chat template refuses is routed by load and counted."""
     parts = make()

@@ -401,6 +401,12 @@ def test_chunks_rejoin_to_the_body(sizes: list[int], trailers: bool) -> None:
 MODES = pb.BodySendMode.keys()
 
 
+def websocket(mode: str, value: str = "websocket", *, end: bool = False, method: str = "GET") -> bytes:
+    """Return the headers of a request for a WebSocket."""
+    begin = m.config(pb.BodySendMode.Value(mode), pb.FULL_DUPLEX_STREAMED)
+    return m.request_headers(begin, headers={":method": method, "upgrade": value}, end=end)
+
+
 @pytest.mark.parametrize("value", ["websocket", "WebSocket"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("observed", [False, True])
@@ -408,26 +414,31 @@ def test_a_websocket_is_answered_by_its_headers(mode: str, value: str, observed:
     """The pick answers the headers, since no body ends, and the stream ends, even where responses are
     observed."""
     exchange = ExtProcSession(observe_responses=observed)
-    begin = m.config(pb.BodySendMode.Value(mode), pb.FULL_DUPLEX_STREAMED)
-    ask = m.asked(exchange, m.request_headers(begin, headers={":method": "GET", "upgrade": value}))
+    ask = m.asked(exchange, websocket(mode, value))
 
-    assert (ask.method, ask.body, ask.partial) == ("GET", b"", True)
+    assert (ask.method, ask.body, ask.partial, ask.websocket) == ("GET", b"", False, True)
     step = exchange.on_decision(PICK)
     assert (m.kinds(step), step.end) == (["request_headers"], True)
     assert exchange.feed(m.request_body(b"frame", end=False)) == SessionStep()
 
 
+@pytest.mark.parametrize("end", [False, True])
+def test_the_stream_of_a_websocket_is_kept_for_a_gateway_that_needs_it(end: bool) -> None:
+    """A gateway other than Envoy ends the stream itself, after it has had an answer to the response."""
+    exchange = ExtProcSession(from_envoy=False)
+    assert m.asked(exchange, websocket("FULL_DUPLEX_STREAMED", end=end)).websocket
+
+    assert not exchange.on_decision(PICK).end
+    step = exchange.feed(m.response_headers(headers={":status": "101"}))
+    assert (m.kinds(step), step.end) == (["response_headers"], False)
+
+
 def test_other_upgrades_wait_for_the_body() -> None:
-    """A client that offers HTTP/2 on its connection sends an ordinary request, whose body is awaited."""
-    exchange = ExtProcSession()
+    """A client that offers HTTP/2 on its connection sends an ordinary request, whose body is awaited; so does
+    one that names WebSockets in a request that is no GET."""
     offer = m.request_headers(m.config(pb.BUFFERED), headers={"upgrade": "h2c"})
-
-    assert m.kinds(exchange.feed(offer)) == ["request_headers"]
-    assert m.asked(exchange, m.request_body(b"whole")).body == b"whole"
-
-
-def test_the_request_of_a_websocket_that_has_ended_is_whole() -> None:
-    """A gateway that shows no further body says so in the headers."""
-    ask = m.asked(ExtProcSession(), m.request_headers(end=True, headers={"upgrade": "websocket"}))
-
-    assert not ask.partial
+    for first in (offer, websocket("BUFFERED", method="POST")):
+        exchange = ExtProcSession()
+        assert m.kinds(exchange.feed(first)) == ["request_headers"]
+        ask = m.asked(exchange, m.request_body(b"whole"))
+        assert (ask.body, ask.websocket) == (b"whole", False)
