@@ -30,10 +30,11 @@ from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import POOL
 from kvist_operator.manifests import Site, render
-from kvist_operator.manifests.object_names import MANAGED, ObjectNames
+from kvist_operator.manifests.object_names import ObjectNames
 from kvist_operator.reconcile import certificate_rotation
 from kvist_operator.reconcile.certificate_secret import config_map, secret
 from kvist_operator.spec import read_pool
+from kvist_operator.spec.pool import MANAGED
 from kvist_sim.bench.harness.machine import measured_on
 from kvist_sim.bench.harness.proof import write
 

@@ -1,6 +1,7 @@
 """Promises about broken pods: the condition names the pod, quotes the cause, and says what to do."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator.broken import CASE, NAMES, NOW, Broken, gallery, healthy, merged, told, workload
 from tests.operator.manifested import rendered, resource
+from tests.operator.test_status import WELL, subject
 
-from kvist_operator.manifests.object_names import ENGINE, PICKER, PLAN
+from kvist_operator.manifests.object_names import ENGINE, KV_CLEANER, LMCACHE, PICKER, PLAN
 from kvist_operator.spec import read_pool
+from kvist_operator.spec.pool import COMPONENT
 from kvist_operator.status import ObservedPool, Subject, status
 from kvist_operator.status.container_diagnosis import PARTS
 from kvist_operator.status.diagnosis import ORDER, newest, troubles
@@ -294,3 +297,31 @@ def test_a_network_card_that_nodes_lack_is_no_accelerator(
     found = scheduling_remedy(message, pod, PARTS[ENGINE])
     assert field in found
     assert ("spec.accelerator" in found) == (field == "spec.accelerator")
+
+
+@pytest.mark.parametrize(
+    ("component", "secret"),
+    [(KV_CLEANER, "spec.picker.podTemplate.spec"), (LMCACHE, "spec.podTemplate.spec")],
+)
+def test_a_pod_beside_the_engines_hides_no_trouble_of_theirs(component: str, secret: str) -> None:
+    """The cleaner's pod, or a server of LMCache, is no newer generation of the engines: the troubles of both
+    are in the status, each with the fields of its own component."""
+    engine = BY_NAME["image-private"].pod
+    beside = merged(
+        engine,
+        {
+            "metadata": {
+                "name": "twig-beside",
+                "creationTimestamp": "2026-11-21T11:59:00Z",
+                "labels": {COMPONENT: component, "pod-template-hash": "another"},
+            }
+        },
+    )
+    found = troubles([engine, beside])
+
+    assert {each.component for each in found} == {ENGINE, component}
+    ours = next(each for each in found if each.component == component)
+    assert f"{secret}.imagePullSecrets" in ours.message
+    made = status(subject("agents"), replace(WELL, troubles=found), {}, NOW)
+    ready = next(each for each in made["conditions"] if each["type"] == "Ready")
+    assert "twig-beside" in ready["message"]

@@ -63,6 +63,28 @@ def test_the_advice_stays_while_pods_come_and_go() -> None:
     assert "in spec.picker.podTemplate and spec.podTemplate (" in note.message
 
 
+def test_a_pod_that_has_ended_is_in_no_mesh() -> None:
+    """The pod of a finished download keeps the proxy that it had, and no label can take it away."""
+    done = pod("engine", container=PROXY)
+    done["metadata"]["labels"]["app.kubernetes.io/component"] = "download"
+    running = {**done, "status": {"phase": "Running"}}
+    done["status"] = {"phase": "Succeeded"}
+
+    assert mesh_notes([done]) == ()
+    assert "in spec.picker.podTemplate (" in mesh_notes([running])[0].message
+
+
+@pytest.mark.parametrize(
+    ("component", "overlay"), [("kv-cleaner", "spec.picker.podTemplate"), ("lmcache", "spec.podTemplate")]
+)
+def test_pods_beside_engines_and_pickers_have_their_overlays(component: str, overlay: str) -> None:
+    """The advice names the overlay by which the pod of a cleaner, or a server of LMCache, gets the label."""
+    found = pod("engine", container=PROXY)
+    found["metadata"]["labels"]["app.kubernetes.io/component"] = component
+
+    assert f" in {overlay} (" in mesh_notes([found])[0].message
+
+
 def test_each_mesh_has_its_own_way_out() -> None:
     """Istio's ambient mode shows in an annotation, Linkerd by its container, each with its own remedy."""
     linkerd = pod("engine", container={"name": "linkerd-proxy"})

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_operator.manifests.pods import merged
+from kvist_operator.manifests.overlays import merged
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}},
@@ -112,3 +112,11 @@ def test_merging_is_idempotent_and_says_what_the_overlay_says(base: Any, patch: 
     if isinstance(base, dict):
         assert merged(base, {}) == base
     assert merged(None, patch) == patch
+
+
+def test_what_is_not_there_cannot_be_deleted() -> None:
+    """A directive for an item of a list that is absent, or empty, adds nothing."""
+    gone = {"name": "x", "$patch": "delete"}
+
+    assert over(initContainers=[gone])["initContainers"] == []
+    assert over(imagePullSecrets=[gone, {"name": "y"}])["imagePullSecrets"] == [{"name": "y"}]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.operator import pod_fields
-from tests.operator.manifested import CASES, rendered, resource
+from tests.operator.manifested import CASES, one, rendered, resource
 
 from kvist_operator.errors import SpecError
 from kvist_operator.spec import read_pool
@@ -164,13 +164,17 @@ def test_other_pods_of_the_pickers_image_are_placed_as_pickers_are(begin: str, s
 
 
 def test_servers_of_lmcache_have_the_engines_pull_secrets() -> None:
-    """The server of each node is placed as engines are, with their secrets for a private registry."""
+    """The server of each node is placed and labelled as engines are, with their secrets for a private
+    registry; nulls and directives are no fields of it."""
     spec = {key: OVERLAY["spec"][key] for key in ("nodeSelector", "tolerations", "imagePullSecrets")}
+    gone = {"nodeSelector": {**spec["nodeSelector"], "c": None, "$patch": "replace"}}
     offload = {"lmcache": {"memory": "64Gi", "image": "lmcache:1"}}
-    found = rendered("minimal", offload=offload, podTemplate={"spec": spec})
+    overlay = {"metadata": OVERLAY["metadata"], "spec": spec | gone}
+    found = rendered("minimal", offload=offload, podTemplate=overlay)
     [server] = [made for made in found.objects if made["kind"] == "DaemonSet"]
 
     assert server["spec"]["template"]["spec"].items() >= spec.items()
+    assert server["spec"]["template"]["metadata"]["labels"].items() >= OVERLAY["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize(
@@ -218,6 +222,77 @@ def test_what_the_operator_sets_is_refused(section: str, overlay: dict[str, Any]
         read_pool(found)
     assert str(error.value).startswith(f"spec.{section}.podTemplate")
     assert said in str(error.value)
+
+
+def everywhere(overlay: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec whose overlays are all this one."""
+    return {
+        "podTemplate": overlay,
+        "picker": {"podTemplate": overlay},
+        "gateway": {"mode": "Envoy", "podTemplate": overlay},
+    }
+
+
+@pytest.mark.parametrize("section", ["", ".picker", ".gateway"])
+@pytest.mark.parametrize(
+    ("overlay", "field"),
+    [
+        ({"metadata": {"labels": None}}, "metadata.labels"),
+        ({"metadata": {"labels": {"$patch": "replace", "a": "b"}}}, "metadata.labels"),
+        ({"metadata": {"$patch": "replace"}}, "metadata.labels"),
+        ({"metadata": {"annotations": {"kvist.dev/config": "a"}}}, "metadata.annotations"),
+        ({"spec": {"containers": None}}, "spec.containers"),
+        ({"spec": {"$patch": "replace"}}, "spec.containers"),
+        ({"spec": {"containers": [{"$patch": "replace"}, {"name": "a", "image": "a"}]}}, "spec.containers"),
+        ({"spec": {"volumes": [{"$patch": "replace"}]}}, "spec.volumes"),
+        ({"spec": {"volumes": [{"emptyDir": {}}]}}, "spec.volumes"),
+    ],
+)
+def test_an_overlay_that_leaves_no_pod_of_its_component_is_refused(
+    section: str, overlay: dict[str, Any], field: str
+) -> None:
+    """An overlay that takes labels, the container or a mounted volume away is refused by the operator."""
+    full = everywhere(overlay)
+    given = {"podTemplate": overlay} if not section else {section[1:]: full[section[1:]]}
+
+    with pytest.raises(SpecError, match=rf"^spec{section}\.podTemplate\.{field}: "):
+        rendered("minimal", **given)
+
+
+@pytest.mark.parametrize(
+    ("section", "own", "way"),
+    [("", "engine", "httpGet"), (".picker", "picker", "grpc"), (".gateway", "envoy", "httpGet")],
+)
+def test_a_probe_of_another_kind_replaces_the_old_one(section: str, own: str, way: str) -> None:
+    """A second way to probe is refused with the field to write; with it the probe is the new one."""
+
+    def given(**more: Any) -> dict[str, Any]:
+        probe = {"tcpSocket": {"port": 1}, **more}
+        full = everywhere({"spec": {"containers": [{"name": own, "readinessProbe": probe}]}})
+        return {"podTemplate": full["podTemplate"]} if not section else {section[1:]: full[section[1:]]}
+
+    with pytest.raises(SpecError, match=rf"containers\[{own}\].readinessProbe: .* write {way}: null"):
+        rendered("minimal", **given())
+    found = templates("minimal", **given(**{way: None})).values()
+    probes = [c.get("readinessProbe") or {} for each in found for c in each["spec"]["containers"]]
+    assert [probe["tcpSocket"] for probe in probes if "tcpSocket" in probe] == [{"port": 1}]
+
+
+def test_pickers_with_an_account_of_their_own_have_its_rights() -> None:
+    """The role is bound to the ServiceAccount that the overlay names."""
+    found = rendered("minimal", picker={"podTemplate": {"spec": {"serviceAccountName": "cloud"}}})
+
+    assert [each["name"] for each in one(found, "RoleBinding", "twig-epp")["subjects"]] == ["cloud"]
+
+
+def test_a_preset_may_have_an_overlay_for_pools_with_an_envoy() -> None:
+    """A pool without one is not warned of what its preset has for others."""
+    found = resource("minimal")
+    found["spec"]["presetRef"] = {"name": "a"}
+    overlay = {"gateway": {"podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}}}
+    preset = {"metadata": {"name": "a"}, "spec": overlay}
+
+    assert [each for each in warnings(read_pool(found, preset=preset)) if "podTemplate" in each] == []
 
 
 @pytest.mark.parametrize(

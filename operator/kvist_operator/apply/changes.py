@@ -14,11 +14,11 @@ from typing import Any, Final
 from kvist_kube.quantity import parse_quantity
 from kvist_operator.json_digest import json_digest
 from kvist_operator.manifests import Rendered
-from kvist_operator.manifests.object_names import ENGINE, INTENT, MANAGED, MANAGER, Json
-from kvist_operator.manifests.pods import MERGED_BY
+from kvist_operator.manifests.object_names import ENGINE, INTENT, MANAGER, Json
+from kvist_operator.manifests.overlays import MERGED_BY
 from kvist_operator.manifests.render import ORDER
 from kvist_operator.manifests.weights_cache import is_complete, progress
-from kvist_operator.spec.pool import COMPONENT, Pool
+from kvist_operator.spec.pool import COMPONENT, MANAGED, Pool
 
 from .paired_rollout import in_step
 

@@ -21,6 +21,7 @@ why, goes out as notes, each of which becomes a condition.
 - ``engine_clients``: the pods that may connect to the engines.
 - ``policy``: NetworkPolicies and PodMonitors.
 - ``pods``: parts of all pods, Services and budgets.
+- ``overlays``: ``spec.podTemplate`` and its like, merged into the templates of pods.
 - ``object_names``: names, labels, ports and annotations; the site that objects are rendered for, and notes.
 """
 

@@ -12,11 +12,13 @@ from typing import Final
 from kvist_epp import names as wire
 from kvist_operator.plan import Plan
 from kvist_operator.spec.consistency import API_KEY_VARIABLE
+from kvist_operator.spec.pod_template import ENGINES
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
 from . import disk_tier, engine_roles, placement, pods, shared_tier, termination_log, weights_cache
 from .object_names import ENGINE, ENGINE_PORT, PLAN, SERVICE_NAME, Json, ObjectNames, Site
-from .pods import merged, model_mounts, quantity, token
+from .overlays import overlaid
+from .pods import model_mounts, quantity, token
 
 USER: Final = 2000
 """vLLM's image names no user; any other than root works."""
@@ -136,8 +138,7 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
         "metadata": {"labels": labels, "annotations": annotations},
         "spec": _pod(names, pool, plan, site, leads=leads),
     }
-    found: Json = merged(made, pool.pod_template)
-    return found
+    return overlaid(made, ENGINES, pool.pod_template)
 
 
 def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Json:

@@ -4,12 +4,14 @@ import hashlib
 import json
 from typing import Final
 
+from kvist_operator.spec.pod_template import ENVOYS
 from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from . import pods
 from .bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER, HEAP_BYTES, SDS_FILE, authority, bootstrap
 from .object_names import CONFIG, ENVOY, Json, ObjectNames, Site
+from .overlays import overlaid
 from .pods import quantity
 from .termination_log import POLICY
 
@@ -86,7 +88,7 @@ def _deployment(names: ObjectNames, pool: Pool, site: Site, data: Json) -> Json:
         "volumes": volumes,
     }
     digest = hashlib.sha256(_text(data).encode()).hexdigest()[:12]
-    made = pods.merged(pods.template(names, ENVOY, pod, {CONFIG: digest}), pool.gateway.pod_template)
+    made = overlaid(pods.template(names, ENVOY, pod, {CONFIG: digest}), ENVOYS, pool.gateway.pod_template)
     return pods.deployment(names, names.envoy, ENVOY, {"replicas": REPLICAS}, made)
 
 

@@ -5,7 +5,7 @@ Engines reach the server of their own node through a Service that never leaves i
 and a GPU in the server's pod, which Pod Security *restricted* forbids.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from kvist_epp.names import LABEL_KV_STORAGE
 from kvist_operator.plan import Plan
@@ -15,6 +15,7 @@ from kvist_operator.spec.pool import Pool
 
 from . import pods
 from .object_names import LMCACHE, Json, ObjectNames, Site
+from .overlays import beside
 from .termination_log import POLICY
 
 GIB: Final = 1 << 30
@@ -36,22 +37,21 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
     selector = {**names.selector(LMCACHE), **shared}
     service = pods.service(names, name, LMCACHE, selector, pods.port("lmcache", LMCACHE_PORT))
     service["spec"]["internalTrafficPolicy"] = "Local"
-    overlay: dict[str, Any] = pool.pod_template.get("spec") or {}
     pod: Json = {
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pods.pod_security(user, site),
         **pods.placing(plan, site),
-        **{key: overlay[key] for key in pods.PLACING if key in overlay},
         "containers": [_container(lmcache.image, lmcache.memory_bytes)],
         "volumes": [pods.empty("tmp")],
     }
+    made = {"metadata": {"labels": {**names.labels(LMCACHE), **shared}}, "spec": pod}
     spec = {
         "revisionHistoryLimit": 5,
         "selector": {"matchLabels": selector},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
-        "template": {"metadata": {"labels": {**names.labels(LMCACHE), **shared}}, "spec": pod},
+        "template": beside(made, pool.pod_template),
     }
     return [service, names.child("apps/v1", "DaemonSet", name, LMCACHE, spec=spec)]
 

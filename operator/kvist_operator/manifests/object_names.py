@@ -15,6 +15,7 @@ from kvist_operator.spec.pool import (
     ENGINE_CONTAINER,
     ENVOY_CONTAINER,
     INSTANCE,
+    MANAGED,
     PICKER_CONTAINER,
     Pool,
 )
@@ -43,9 +44,10 @@ KV_CLEANER: Final = "kv-cleaner"
 LMCACHE: Final = "lmcache"
 
 _APP: Final = "app.kubernetes.io"
-MANAGED: Final = f"{_APP}/managed-by"
 OURS: Final = f"{MANAGED}={MANAGER}"
 """Label selector of everything that pools are made of."""
+KEPT_LABELS: Final = (INSTANCE, COMPONENT, MANAGED, LABEL_POOL, LABEL_ROLES[0])
+"""Labels of pods by which Services, workloads, pickers and the operator find them."""
 _PICKER_PORTS: Final = Settings()
 ENGINE_PORT: Final = PORT
 GRPC_PORT: Final = _PICKER_PORTS.grpc_port

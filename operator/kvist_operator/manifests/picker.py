@@ -7,11 +7,13 @@ from typing import Final
 from kvist_epp.names import LIVENESS, OBJECTIVE_GROUPS, OWN_GROUP
 from kvist_epp.settings.settings import Settings
 from kvist_operator.plan import Plan
+from kvist_operator.spec.pod_template import PICKERS
 from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from . import pods
 from .object_names import PICKER, SERVICE_NAME, Json, ObjectNames, Site
+from .overlays import overlaid
 from .termination_log import POLICY
 from .tokenizer import Tokenizer, chats
 
@@ -39,7 +41,8 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
     names = ObjectNames.of(pool)
     selector = names.selector(PICKER)
     role = {"apiGroup": _RBAC, "kind": "Role", "name": names.picker}
-    subject = {"kind": "ServiceAccount", "name": names.picker, "namespace": names.namespace}
+    account = (pool.picker.pod_template.get("spec") or {}).get("serviceAccountName") or names.picker
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": names.namespace}
     # the port speaks HTTP/2 over TLS and is called as in the conformance suite of the Inference Extension
     grpc = pods.port("grpc", child.GRPC_PORT, protocol="http2")
     health = pods.port("health", child.HEALTH_PORT, protocol="kubernetes.io/h2c")
@@ -155,7 +158,7 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
             *(each.volume for each in mounts),
         ],
     }
-    made = pods.merged(pods.template(names, PICKER, pod), pool.picker.pod_template)
+    made = overlaid(pods.template(names, PICKER, pod), PICKERS, pool.picker.pod_template)
     return pods.deployment(names, names.picker, PICKER, {"replicas": pool.picker.replicas}, made)
 
 

@@ -1,7 +1,7 @@
 """Parts of all pods, Services and budgets. Pure.
 
-Pod Security *restricted*, the spread over nodes, the nodes that pods are scheduled to, overlays such as
-``spec.podTemplate``, and the volumes and variables by which pods read models.
+Pod Security *restricted*, the spread over nodes, the nodes that pods are scheduled to, and the volumes and
+variables by which pods read models.
 """
 
 import math
@@ -58,82 +58,6 @@ def unplaced(plan: Plan, site: Site) -> list[Note]:
             "accelerators, set spec.podTemplate.spec.nodeSelector",
         )
     ]
-
-
-MERGED_BY: Final[Mapping[str, str]] = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "volumeDevices": "devicePath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-    "resourceClaims": "name",
-    "schedulingGates": "name",
-}
-_DIRECTIVE: Final = "$patch"
-
-
-PLACING: Final = ("nodeSelector", "tolerations", "schedulerName", "priorityClassName", "imagePullSecrets")
-"""Fields of an overlay that apply to other pods of the pool, too: on which nodes they are, and what they need
-to be there."""
-
-
-def helper(pool: Pool, template: Json) -> Json:
-    """Return the template of a pod from the picker's image that is no picker (a download, a cleaner): it is
-    placed and labelled as pickers are by ``spec.picker.podTemplate``."""
-    overlay = pool.picker.pod_template
-    spec = overlay.get("spec") or {}
-    placing = {key: spec[key] for key in (*PLACING, "affinity") if key in spec}
-    found: Json = merged(template, {"metadata": overlay.get("metadata") or {}, "spec": placing})
-    return found
-
-
-def merged(base: Any, patch: Any, key: str = "") -> Any:
-    """Return ``base`` merged with ``patch``; neither is modified. ``key``: the field whose values they
-    are."""
-    if isinstance(patch, Mapping) and isinstance(base, Mapping):
-        return _objects(base, patch)
-    if isinstance(patch, list) and isinstance(base, list) and key in MERGED_BY:
-        return _lists(base, patch, MERGED_BY[key])
-    return _plain(patch)
-
-
-def _objects(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    if patch.get(_DIRECTIVE) == "replace":
-        base = {}
-    found = dict(base)
-    for name, value in patch.items():
-        if value is None:
-            found.pop(name, None)
-        elif name != _DIRECTIVE:
-            found[name] = merged(found.get(name), value, name)
-    return found
-
-
-def _lists(base: list[Any], patch: list[Any], by: str) -> list[Any]:
-    if any(isinstance(item, Mapping) and item.get(_DIRECTIVE) == "replace" for item in patch):
-        return [_plain(item) for item in patch if item.get(_DIRECTIVE) != "replace"]
-    patches = {item.get(by): item for item in patch if isinstance(item, Mapping)}
-    kept = [
-        merged(item, patches.pop(item.get(by), {}))
-        for item in base
-        if patches.get(item.get(by), {}).get(_DIRECTIVE) != "delete"
-    ]
-    added = [item for item in patch if not isinstance(item, Mapping) or item.get(by) in patches]
-    deleted = [item for item in added if isinstance(item, Mapping) and item.get(_DIRECTIVE) == "delete"]
-    return [*kept, *(_plain(item) for item in added if item not in deleted)]
-
-
-def _plain(value: Any) -> Any:
-    """Return a value without directives and nulls, which have no effect on an absent field."""
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items() if v is not None and k != _DIRECTIVE}
-    return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
 TOKEN_VARIABLE: Final = "HF_TOKEN"  # a name, not a token

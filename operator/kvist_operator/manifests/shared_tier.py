@@ -15,6 +15,7 @@ from kvist_operator.spec.pool import Pool
 
 from . import disk_tier, pods
 from .object_names import KV_CLEANER, Json, Note, ObjectNames, Site
+from .overlays import helper
 from .weights_cache import SHARED as MANY_NODES
 
 VOLUME: Final = "kv-shared"
@@ -67,7 +68,7 @@ def cleaner(pool: Pool, site: Site, user: int) -> list[Json]:
         "volumes": [_volume(shared.claim)],
     }
     spec = {"replicas": 1, "strategy": {"type": "Recreate"}}
-    made = pods.helper(pool, pods.template(names, KV_CLEANER, pod))
+    made = helper(pool, pods.template(names, KV_CLEANER, pod))
     return [pods.deployment(names, names.cleaner, KV_CLEANER, spec, made)]
 
 

@@ -16,6 +16,7 @@ from kvist_operator.spec.pool import Pool, WeightsCache
 
 from . import pods
 from .object_names import DOWNLOAD, Json, Note, ObjectNames, Site
+from .overlays import helper
 from .termination_log import POLICY
 
 VOLUME: Final = "weights"
@@ -86,7 +87,7 @@ def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
         "completions": parts,
         "parallelism": min(parts, PARALLEL),
         "backoffLimit": RETRIES,
-        "template": pods.helper(pool, pods.template(names, DOWNLOAD, pod)),
+        "template": helper(pool, pods.template(names, DOWNLOAD, pod)),
     }
     made = names.child("batch/v1", "Job", name, DOWNLOAD, spec=spec)
     made["metadata"]["annotations"] = {BYTES: str(size)}

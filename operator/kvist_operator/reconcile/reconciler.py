@@ -19,7 +19,7 @@ from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.cluster.presets import Presets
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
-from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, ObjectNames
+from kvist_operator.manifests.object_names import ENGINE, ENVOY, KV_CLEANER, PICKER, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.disaggregation import Role
@@ -323,7 +323,13 @@ def make_intent(
 
 def _troubles(found: ObservedPool, pods: list[Json]) -> tuple[Trouble, ...]:
     """Return pods that were never created before those with problems."""
-    parts = ((found.workload, ENGINE), (found.prefill, ENGINE), (found.picker, PICKER), (found.envoy, ENVOY))
+    parts = (
+        (found.workload, ENGINE),
+        (found.prefill, ENGINE),
+        (found.picker, PICKER),
+        (found.envoy, ENVOY),
+        (found.cleaner, KV_CLEANER),
+    )
     never = [trouble for each, component in parts if (trouble := refused(each, component))]
     return (*never, *troubles(pods))
 
@@ -342,6 +348,7 @@ def children_of(pool: str, children: Iterable[Json]) -> ObservedPool:
         prefill=_workload(found, prefill),
         picker=found.get(("Deployment", names.picker)),
         envoy=found.get(("Deployment", names.envoy)),
+        cleaner=found.get(("Deployment", names.cleaner)),
         route=found.get(("HTTPRoute", names.engine)),
         download=next((each for (kind, _), each in sorted(found.items()) if kind == "Job"), None),
     )

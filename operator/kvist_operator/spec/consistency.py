@@ -8,7 +8,7 @@ from kvist_kube.quantity import parse_quantity
 from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import flag_names
 
-from .pod_template import remarks
+from .pod_template import ENVOYS, remarks
 from .pool import AcceleratorSpec, GatewaySpec, Pool, Source
 
 GIB: Final = 1 << 30
@@ -170,7 +170,9 @@ def _ignored(pool: Pool) -> Iterator[str]:
             f"spec.engine.env: {API_KEY_VARIABLE} is not known to the picker, which then cannot prewarm: set "
             "spec.engine.apiKeySecretRef"
         )
-    yield from _ignored_gateway(pool.gateway)
+    preset = pool.preset.fields if pool.preset else ()  # one that is for pools with and without an Envoy
+    from_preset = any(each.startswith(ENVOYS.path) for each in preset)
+    yield from _ignored_gateway(pool.gateway, from_preset=from_preset)
     if (pool.engine.max_loras or pool.engine.max_cpu_loras) and not model.adapters:
         yield "spec.engine.maxLoras and maxCpuLoras have no effect without spec.model.adapters; drop both"
     if pool.engine.scheduling_policy == "FCFS" and picker.priorities:
@@ -184,8 +186,8 @@ def _ignored(pool: Pool) -> Iterator[str]:
         yield "spec.workload.sharedPrefixTokens has no effect while prefixCaching is Disabled; leave it out"
 
 
-def _ignored_gateway(gateway: GatewaySpec) -> Iterator[str]:
-    if gateway.pod_template and gateway.mode != "Envoy":
+def _ignored_gateway(gateway: GatewaySpec, *, from_preset: bool) -> Iterator[str]:
+    if gateway.pod_template and gateway.mode != "Envoy" and not from_preset:
         yield f"spec.gateway.podTemplate has no effect: spec.gateway.mode is {gateway.mode}; leave it out"
     if gateway.mode == "Route":
         return

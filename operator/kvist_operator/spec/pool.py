@@ -17,7 +17,8 @@ ENGINE_CONTAINER, PICKER_CONTAINER, ENVOY_CONTAINER = "engine", "picker", "envoy
 """Names of the containers that overlays of pods refer to."""
 INSTANCE: Final = "app.kubernetes.io/instance"
 COMPONENT: Final = "app.kubernetes.io/component"
-"""This label and the one above are those by which Services and workloads select a pool's pods."""
+MANAGED: Final = "app.kubernetes.io/managed-by"
+"""This label and the two above are those by which Services, workloads and the operator select pods."""
 
 
 class KvDtype(StrEnum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from kvist_operator.manifests.object_names import DOWNLOAD, ENGINE, ENVOY, PICKER
+from kvist_operator.manifests.object_names import DOWNLOAD, ENGINE, ENVOY, KV_CLEANER, LMCACHE, PICKER
 from kvist_operator.spec.pod_template import ENGINES, ENVOYS, PICKERS
 from kvist_operator.spec.pool import COMPONENT
 
@@ -71,6 +71,24 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         command="spec.model.source and spec.model.tokenSecretRef",
         volumes="spec.model.cache",
         overlay=PICKERS.path,
+    ),
+    KV_CLEANER: ComponentFields(
+        component=KV_CLEANER,
+        image="spec.picker.image",
+        resources="the namespace's limits",
+        starting="",
+        command="spec.offload.shared",
+        volumes="spec.offload.shared.claim",
+        overlay=PICKERS.path,
+    ),
+    LMCACHE: ComponentFields(
+        component=LMCACHE,
+        image="spec.offload.lmcache.image",
+        resources="spec.offload.lmcache.memory",
+        starting="",
+        command="spec.offload.lmcache",
+        volumes="spec.offload.lmcache",
+        overlay=ENGINES.path,
     ),
 }
 

@@ -1,10 +1,10 @@
 """Advice on pods that a service mesh has taken in, or that are refused because of it. Pure.
 
 A mesh adds a proxy to each new pod of a namespace that is labelled for it, or redirects the traffic of its
-pods on their nodes. Where it requires mutual TLS, what the pool's own parts send to each other is refused:
-pickers scrape engines by their pods' addresses, and KV events are no HTTP. Names of containers, labels and
-annotations are those of Istio (istio.io/api, ``label`` and ``annotation``) and of Linkerd (its documentation,
-*Automatic Proxy Injection*).
+pods on their nodes. Where Istio's proxies require mutual TLS, what the pool's own parts send to each other is
+refused: pickers scrape engines by their pods' addresses, and KV events are no HTTP. Names of containers,
+labels and annotations are those of Istio (istio.io/api, ``label`` and ``annotation``) and of Linkerd (its
+documentation, *Automatic Proxy Injection*).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ from .container_diagnosis import part_of
 GUIDE: Final = "docs/guides/attach-gateway.md#service-meshes"
 REDIRECTED: Final = "ambient.istio.io/redirection"
 """Annotation that Istio's node agent sets on a pod whose traffic it redirects."""
+ENDED: Final = ("Succeeded", "Failed")
 Object = Mapping[str, Any]
 
 
@@ -56,8 +57,10 @@ MESHES: Final = (ISTIO, LINKERD, AMBIENT)
 
 
 def mesh_notes(pods: Iterable[Object]) -> tuple[Note, ...]:
-    """Return advice for each mesh that pods of a pool are in, with the overlays that leave them out."""
-    found = {(mesh, part_of(pod).overlay) for pod in pods for mesh in _meshes(pod)}
+    """Return advice for each mesh that pods of a pool are in, with the overlays that leave them out. Pods
+    that have ended do not count: those of a download stay as they were."""
+    running = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ENDED]
+    found = {(mesh, part_of(pod).overlay) for pod in running for mesh in _meshes(pod)}
     overlays = {mesh: sorted(overlay for one, overlay in found if one is mesh) for mesh in MESHES}
     return tuple(Note("", "InServiceMesh", _advice(mesh, each)) for mesh, each in overlays.items() if each)
 
@@ -85,6 +88,6 @@ def _meshes(pod: Object) -> Iterator[_Mesh]:
 def _advice(mesh: _Mesh, overlays: Sequence[str]) -> str:
     return (
         f"pods of the pool are in a service mesh, by {mesh.sign}: where it requires mutual TLS, or a "
-        "NetworkPolicy closes its ports, pickers reach no engine, and a download may never end. Leave the "
+        "NetworkPolicy closes its ports, pickers may reach no engine, and a download may not end. Leave the "
         f"pods out of it with {mesh.opt_out} in {' and '.join(overlays)} ({GUIDE})"
     )

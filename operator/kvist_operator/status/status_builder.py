@@ -26,6 +26,8 @@ from kvist_operator.manifests.object_names import (
     ENGINE,
     ENGINE_PORT,
     ENVOY,
+    KV_CLEANER,
+    LMCACHE,
     PICKER,
     Note,
     ObjectNames,
@@ -111,7 +113,7 @@ def progressing(observed: ObservedPool, found: Counts, *, paused: bool = False) 
         return Condition(PROGRESSING, FALSE, "NotStarted", "the engines have not been created yet")
     if found.settled:
         return Condition(PROGRESSING, FALSE, "Settled", where)
-    trouble = worst(observed.troubles, observed.workload, ENGINE)
+    trouble = worst(observed.troubles, observed.workload, ENGINE) or worst(observed.troubles, None, LMCACHE)
     if trouble:
         status = FALSE if found.overdue else TRUE
         return Condition(PROGRESSING, status, trouble.reason, f"{where}; {trouble.message}")
@@ -227,11 +229,14 @@ def _why(observed: ObservedPool, workload: Object | None, component: str) -> str
 
 
 def _degraded(pool: Pool | None, observed: ObservedPool) -> list[str]:
-    """Return the troubles of single pickers and Envoy pods, while others of them serve."""
+    """Return the troubles of single pickers and Envoy pods, while others of them serve, and those of the
+    cleaner and of LMCache's servers."""
     shown = [(PICKER, observed.picker)] if pool and pool.picker.mode != "Off" else []
     shown += [(ENVOY, observed.envoy)] if pool and pool.gateway.mode == "Envoy" else []
     found = [(workload, worst(observed.troubles, workload, of)) for of, workload in shown]
-    return [each.message for workload, each in found if each and not counts(workload).settled]
+    beside = (worst(observed.troubles, observed.cleaner, KV_CLEANER), worst(observed.troubles, None, LMCACHE))
+    serving = [each.message for workload, each in found if each and not counts(workload).settled]
+    return [*serving, *(each.message for each in beside if each)]
 
 
 def _fine(condition: Condition, *, zero: bool) -> bool:

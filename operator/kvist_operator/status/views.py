@@ -43,6 +43,8 @@ class ObservedPool:
     """Ready engines that may exchange blocks."""
     picker: Object | None = None
     envoy: Object | None = None
+    cleaner: Object | None = None
+    """The Deployment that keeps the shared volume for KV cache blocks from filling up."""
     route: Object | None = None
     """The HTTPRoute."""
     troubles: Sequence[Trouble] = ()

@@ -145,7 +145,7 @@ def test_what_is_not_understood_is_routed_by_load(body: bytes, path: str, more: 
 
 
 def test_a_websocket_is_picked_for_and_not_counted() -> None:
-    """It may stay open for hours and compute nothing, so it takes no slot of its endpoint; the log has it."""
+    """A socket may stay open for hours and compute nothing, so it takes no slot; the log has its pick."""
     parts = make(2)
     for _ in range(3):
         decision = picked(parts.decide(ask(b"", "/v1/realtime", websocket=True)))
