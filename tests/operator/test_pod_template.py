@@ -1,6 +1,7 @@
 """Promises of overlays of pods: fields are those of Kubernetes, misspellings are found, patches pass, and an
 overlay applies to the pods of its component."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from tests.operator import pod_fields
 from tests.operator.manifested import CASES, one, rendered, resource
 
 from kvist_operator.errors import SpecError
+from kvist_operator.manifests.object_names import CONFIG, PLAN
+from kvist_operator.manifests.overlays import overlaid
 from kvist_operator.spec import read_pool
 from kvist_operator.spec.consistency import warnings
 from kvist_operator.spec.pod_template import ENGINES, FILE, PICKERS, problems
@@ -53,6 +56,7 @@ def test_patches_pass(spec: dict[str, Any]) -> None:
         ({"containers": {"name": "engine"}}, "containers", "is an object, not a list"),
         ({"containers": ["engine"]}, "containers[0]", "is a string, not an object"),
         ({"hostNetwork": "yes"}, "hostNetwork", "is a string, not a boolean"),
+        ({"containers": [None]}, "containers[0]", "is null: leave this item"),
         ({"priority": "high"}, "priority", "is a string, not a whole number"),
         ({"priority": True}, "priority", "is a boolean, not a whole number"),
         ({"initContainers": [{"name": "a"}]}, "initContainers[0].image", "is missing"),
@@ -224,6 +228,28 @@ def test_what_the_operator_sets_is_refused(section: str, overlay: dict[str, Any]
     assert said in str(error.value)
 
 
+@given(st.fixed_dictionaries({}, optional={"spec": st.dictionaries(NAMES, ANYTHING, max_size=4)}))
+def test_any_overlay_without_a_problem_is_merged_or_refused(template: dict[str, Any]) -> None:
+    """Whatever passes the comparison with the fields of pods gives a pod of the component, or a SpecError."""
+    base = {
+        "metadata": {"labels": {}},
+        "spec": {"containers": [{"name": "picker", "image": "a"}], "volumes": [{"name": "tmp"}]},
+    }
+    if any(problem.certain for problem in problems(template, PICKERS)):
+        return
+    with contextlib.suppress(SpecError):
+        assert "picker" in names(overlaid(base, PICKERS, template))
+
+
+def test_a_new_probe_with_two_ways_is_refused() -> None:
+    """A probe that the operator does not have is judged, too."""
+    base = {"metadata": {}, "spec": {"containers": [{"name": "picker", "image": "a"}]}}
+    probe = {"exec": {"command": ["a"]}, "grpc": {"port": 1}}
+
+    with pytest.raises(SpecError, match="has exec and grpc, and a probe has one"):
+        overlaid(base, PICKERS, {"spec": {"containers": [{"name": "picker", "livenessProbe": probe}]}})
+
+
 def everywhere(overlay: dict[str, Any]) -> dict[str, Any]:
     """Return a spec whose overlays are all this one."""
     return {
@@ -240,7 +266,6 @@ def everywhere(overlay: dict[str, Any]) -> dict[str, Any]:
         ({"metadata": {"labels": None}}, "metadata.labels"),
         ({"metadata": {"labels": {"$patch": "replace", "a": "b"}}}, "metadata.labels"),
         ({"metadata": {"$patch": "replace"}}, "metadata.labels"),
-        ({"metadata": {"annotations": {"kvist.dev/config": "a"}}}, "metadata.annotations"),
         ({"spec": {"containers": None}}, "spec.containers"),
         ({"spec": {"$patch": "replace"}}, "spec.containers"),
         ({"spec": {"containers": [{"$patch": "replace"}, {"name": "a", "image": "a"}]}}, "spec.containers"),
@@ -257,6 +282,19 @@ def test_an_overlay_that_leaves_no_pod_of_its_component_is_refused(
 
     with pytest.raises(SpecError, match=rf"^spec{section}\.podTemplate\.{field}: "):
         rendered("minimal", **given)
+
+
+@pytest.mark.parametrize("gone", [None, {"$patch": "replace"}, {PLAN: "a", CONFIG: "a"}])
+def test_the_annotations_that_roll_pods_stay(gone: dict[str, str] | None) -> None:
+    """Engines have the hash of their plan, Envoys that of their configuration, whatever an overlay says;
+    a label that the operator does not set is the user's."""
+    full = everywhere({"metadata": {"annotations": gone}})
+    for section in ("podTemplate", "gateway"):
+        with pytest.raises(SpecError, match=r"podTemplate.metadata.annotations: changes kvist.dev/"):
+            rendered("minimal", **{section: full[section]})
+    label = {"kvist.dev/role": "prefill"}
+    found = templates("minimal", podTemplate={"metadata": {"labels": label}})["twig"]
+    assert found["metadata"]["labels"].items() >= label.items()
 
 
 @pytest.mark.parametrize(

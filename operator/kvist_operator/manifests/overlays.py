@@ -68,18 +68,17 @@ def _problems(base: Json, made: Json, overlay: Overlay) -> Iterator[tuple[str, s
     for kind, kept in (("labels", KEPT_LABELS), ("annotations", (PLAN, CONFIG))):
         before, after = (each["metadata"].get(kind) or {} for each in (base, made))
         for name in kept:
-            if before.get(name) != after.get(name):
+            if name in before and before[name] != after.get(name):
                 yield f"metadata.{kind}", f"changes {name}, which the operator needs: leave it as it is"
     spec = made.get("spec") or {}
-    containers = spec.get("containers") or ()
-    own = next((each for each in containers if each.get("name") == overlay.container), None)
-    if own is None or not own.get("image"):
+    old, own = (_container(each, overlay.container) for each in (base, made))
+    if not own.get("image"):
         yield "spec.containers", f"takes the container {overlay.container} away: merge into it by its name"
         return
     for probe in PROBES:
         ways = [way for way in HANDLERS if (own.get(probe) or {}).get(way)]
         if len(ways) > 1:
-            unwanted = next(way for way in ways if way in base["spec"]["containers"][0].get(probe, {}))
+            unwanted = next((way for way in ways if way in (old.get(probe) or {})), ways[0])
             problem = f"has {' and '.join(ways)}, and a probe has one: write {unwanted}: null as well"
             yield f"spec.containers[{overlay.container}].{probe}", problem
     volumes = [each.get("name") for each in spec.get("volumes") or ()]
@@ -90,6 +89,12 @@ def _problems(base: Json, made: Json, overlay: Overlay) -> Iterator[tuple[str, s
             if mount.get("name") not in volumes:
                 problem = f"has no {mount.get('name')}, which container {container.get('name')} mounts"
                 yield "spec.volumes", f"{problem}: add the volume, or leave the mount out"
+
+
+def _container(template: Json, name: str) -> Json:
+    """Return a container of a template; empty if there is none of this name."""
+    containers = (template.get("spec") or {}).get("containers") or ()
+    return next((each for each in containers if each.get("name") == name), {})
 
 
 def merged(base: Any, patch: Any, key: str = "") -> Any:

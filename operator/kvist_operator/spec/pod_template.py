@@ -178,6 +178,8 @@ def _value(value: Any, kind: str, path: str) -> Iterator[Problem]:
             yield Problem(path, f"is {type_name(value)}, not a list: begin each item with a dash")
             return
         for i, item in enumerate(value):
+            if item is None:
+                yield Problem(f"{path}[{i}]", "is null: leave this item of the list out")
             yield from _value(item, kind[1:], f"{path}[{i}]")
     elif kind in KINDS:
         if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "boolean"):
