@@ -17,7 +17,7 @@ from kvist_operator.spec import read_pool
 from kvist_operator.spec.pool import COMPONENT
 from kvist_operator.status import ObservedPool, Subject, status
 from kvist_operator.status.container_diagnosis import PARTS
-from kvist_operator.status.diagnosis import ORDER, newest, troubles
+from kvist_operator.status.diagnosis import ORDER, newest, refused, troubles
 from kvist_operator.status.pod_diagnosis import scheduling_remedy
 
 GALLERY = gallery()
@@ -325,3 +325,24 @@ def test_a_pod_beside_the_engines_hides_no_trouble_of_theirs(component: str, sec
     made = status(subject("agents"), replace(WELL, troubles=found), {}, NOW)
     ready = next(each for each in made["conditions"] if each["type"] == "Ready")
     assert "twig-beside" in ready["message"]
+
+
+def test_what_refuses_the_pickers_pods_explains_a_download_that_does_not_begin() -> None:
+    """A Job says nothing of pods that are refused: the wait for it has the cause of refused pickers."""
+    refusal = refused(
+        {
+            "status": {
+                "conditions": [
+                    {"type": "ReplicaFailure", "status": "True", "message": 'container "istio-init" must not'}
+                ]
+            }
+        },
+        PICKER,
+    )
+    assert refusal is not None
+    observed = replace(WELL, workload=None, waits=("Job a has to download first",), troubles=(refusal,))
+    ready = status(subject(), observed, {}, NOW)["conditions"][0]
+
+    assert (ready["type"], ready["reason"]) == ("Ready", "PodsRefused")
+    assert ready["message"].startswith("Job a has to download first; ")
+    assert 'sidecar.istio.io/inject: "false"` in spec.picker.podTemplate' in ready["message"]

@@ -101,10 +101,12 @@ def progressing(observed: ObservedPool, found: Counts, *, paused: bool = False) 
     if observed.failure:
         return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
     if observed.waits:
-        download = worst(observed.troubles, None, DOWNLOAD)
-        if download:
-            text = "; ".join((*observed.waits, download.message))
-            return Condition(PROGRESSING, TRUE, download.reason, text)
+        # a Job does not say that its pods are refused; a Deployment whose pods are refused as well does
+        refused = (each for each in observed.troubles if each.reason == "PodsRefused")
+        trouble = worst(observed.troubles, None, DOWNLOAD) or next(refused, None)
+        if trouble:
+            text = "; ".join((*observed.waits, trouble.message))
+            return Condition(PROGRESSING, TRUE, trouble.reason, text)
         return Condition(PROGRESSING, TRUE, "Waiting", "; ".join(observed.waits))
     if paused:
         message = f"{where}; spec.paused is true, so nothing is changed until it is false"
