@@ -145,7 +145,9 @@ def test_an_overlay_changes_the_pods_of_its_component(section: str, own: str, gi
     assert {key: made["spec"][key] for key in PLACED} == {key: OVERLAY["spec"][key] for key in PLACED}
     assert made["spec"]["terminationGracePeriodSeconds"] == 900
     assert names(made) == [*names(before), "agent"]
-    assert made["spec"]["containers"][0] == before["spec"]["containers"][0]
+    apart = {"args"} if section == "picker" else set()  # they drain for as long as the pod has
+    first, old = (each["spec"]["containers"][0] for each in (made, before))
+    assert {key for key in first if first[key] != old[key]} == apart
 
 
 @pytest.mark.parametrize(
@@ -314,6 +316,18 @@ def test_a_probe_of_another_kind_replaces_the_old_one(section: str, own: str, wa
     found = templates("minimal", **given(**{way: None})).values()
     probes = [c.get("readinessProbe") or {} for each in found for c in each["spec"]["containers"]]
     assert [probe["tcpSocket"] for probe in probes if "tcpSocket" in probe] == [{"port": 1}]
+
+
+@pytest.mark.parametrize(
+    ("grace", "drains"), [(900, ["--drain-timeout=885.0"]), (5, ["--drain-timeout=1.0"]), (45, [])]
+)
+def test_pickers_drain_for_as_long_as_their_pods_have(grace: int, drains: list[str]) -> None:
+    """A picker ends by itself before the time is over that an overlay gives it; 45 s are the default."""
+    overlay = {"spec": {"terminationGracePeriodSeconds": grace}}
+    found = templates("minimal", picker={"podTemplate": overlay})["twig-epp"]["spec"]
+
+    assert found["terminationGracePeriodSeconds"] == grace
+    assert [each for each in found["containers"][0]["args"] if "drain-timeout" in each] == drains
 
 
 def test_pickers_with_an_account_of_their_own_have_its_rights() -> None:

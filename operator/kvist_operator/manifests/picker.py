@@ -77,7 +77,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         max_num_seqs=plan.settings.sequences,
         tpot_target=(pool.workload.tpot_ms or 0) / 1000,
         gateway="envoy" if pool.gateway.is_envoy else "auto",
-        drain_timeout=LONGEST_RESPONSE if pool.gateway.of_extension else Settings().drain_timeout,
+        drain_timeout=_drain_seconds(pool),
         max_endpoints=pool.gateway.failover_endpoints,
         approximate_cache_tokens=max(1, plan.memory.kv_tokens),
         log_format="json",
@@ -91,6 +91,14 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         kv_lease=float(pool.disaggregation.lease_seconds) if pool.disaggregation else Settings().kv_lease,
         **chats(pool, found).settings,
     )
+
+
+def _drain_seconds(pool: Pool) -> float:
+    """Return ``--drain-timeout``: what fits into the time that an overlay gives pickers to end."""
+    grace = (pool.picker.pod_template.get("spec") or {}).get("terminationGracePeriodSeconds")
+    if grace is not None:
+        return float(max(1, grace - GRACE_SPARE))
+    return LONGEST_RESPONSE if pool.gateway.of_extension else Settings().drain_timeout
 
 
 def rules(pool: str = "") -> list[Json]:
