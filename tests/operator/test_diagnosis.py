@@ -17,7 +17,7 @@ from kvist_operator.spec import read_pool
 from kvist_operator.spec.pool import COMPONENT
 from kvist_operator.status import ObservedPool, Subject, status
 from kvist_operator.status.container_diagnosis import PARTS
-from kvist_operator.status.diagnosis import ORDER, newest, refused, troubles
+from kvist_operator.status.diagnosis import ORDER, newest, troubles
 from kvist_operator.status.pod_diagnosis import scheduling_remedy
 
 GALLERY = gallery()
@@ -329,18 +329,11 @@ def test_a_pod_beside_the_engines_hides_no_trouble_of_theirs(component: str, sec
 
 def test_what_refuses_the_pickers_pods_explains_a_download_that_does_not_begin() -> None:
     """A Job says nothing of pods that are refused: the wait for it has the cause of refused pickers."""
-    refusal = refused(
-        {
-            "status": {
-                "conditions": [
-                    {"type": "ReplicaFailure", "status": "True", "message": 'container "istio-init" must not'}
-                ]
-            }
-        },
-        PICKER,
-    )
-    assert refusal is not None
-    observed = replace(WELL, workload=None, waits=("Job a has to download first",), troubles=(refusal,))
+    message = 'container "istio-init" must not'
+    failed = {"type": "ReplicaFailure", "status": "True", "message": message}
+    picker = merged(workload(2, 0), {"status": {"conditions": [failed]}})
+    waits, job = ("Job a has to download first",), {"metadata": {"name": "a"}, "spec": {}, "status": {}}
+    observed = replace(WELL, workload=None, waits=waits, picker=picker, download=job)
     ready = status(subject(), observed, {}, NOW)["conditions"][0]
 
     assert (ready["type"], ready["reason"]) == ("Ready", "PodsRefused")

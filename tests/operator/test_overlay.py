@@ -120,3 +120,9 @@ def test_what_is_not_there_cannot_be_deleted() -> None:
 
     assert over(initContainers=[gone])["initContainers"] == []
     assert over(imagePullSecrets=[gone, {"name": "y"}])["imagePullSecrets"] == [{"name": "y"}]
+
+
+def test_an_object_is_deleted_by_its_directive() -> None:
+    """A directive in an object of the base removes it, as null does; merging is what happens anyway."""
+    assert "securityContext" not in over(securityContext={"$patch": "delete"})
+    assert over(initContainers=[{"name": "x", "$patch": "merge"}])["initContainers"] == [{"name": "x"}]

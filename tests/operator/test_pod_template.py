@@ -170,17 +170,21 @@ def test_other_pods_of_the_pickers_image_are_placed_as_pickers_are(begin: str, s
 
 
 def test_servers_of_lmcache_have_the_engines_pull_secrets() -> None:
-    """The server of each node is placed and labelled as engines are, with their secrets for a private
-    registry; nulls and directives are no fields of it."""
+    """The server of each node is placed as engines are, with their secrets for a private registry, and left
+    out of a mesh with them; other labels are about engines, nulls and directives are no fields."""
     spec = {key: OVERLAY["spec"][key] for key in ("nodeSelector", "tolerations", "imagePullSecrets")}
     gone = {"nodeSelector": {**spec["nodeSelector"], "c": None, "$patch": "replace"}}
     offload = {"lmcache": {"memory": "64Gi", "image": "lmcache:1"}}
-    overlay = {"metadata": OVERLAY["metadata"], "spec": spec | gone}
+    labels = {**OVERLAY["metadata"]["labels"], "app": "chat", "kvist.dev/kv-storage-namespace": "mine"}
+    overlay = {"metadata": {"labels": labels}, "spec": spec | gone}
     found = rendered("minimal", offload=offload, podTemplate=overlay)
     [server] = [made for made in found.objects if made["kind"] == "DaemonSet"]
 
     assert server["spec"]["template"]["spec"].items() >= spec.items()
-    assert server["spec"]["template"]["metadata"]["labels"].items() >= OVERLAY["metadata"]["labels"].items()
+    made = server["spec"]["template"]["metadata"]["labels"]
+    selected = server["spec"]["selector"]["matchLabels"]
+    assert made.items() >= (OVERLAY["metadata"]["labels"] | selected).items()
+    assert "app" not in made
 
 
 @pytest.mark.parametrize(
@@ -330,11 +334,51 @@ def test_pickers_drain_for_as_long_as_their_pods_have(grace: int, drains: list[s
     assert [each for each in found["containers"][0]["args"] if "drain-timeout" in each] == drains
 
 
-def test_pickers_with_an_account_of_their_own_have_its_rights() -> None:
-    """The role is bound to the ServiceAccount that the overlay names."""
-    found = rendered("minimal", picker={"podTemplate": {"spec": {"serviceAccountName": "cloud"}}})
+def test_a_variable_for_the_drain_is_left_alone() -> None:
+    """A variable that says how long pickers drain is overridden by no flag; null is Kubernetes' own time."""
+    picker = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 600}}}
+    env = [{"name": "KVIST_EPP_DRAIN_TIMEOUT", "value": "120"}]
+    plain = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": None}}}
+    for own, drains in (({**picker, "env": env}, []), (plain, ["--drain-timeout=15.0"])):
+        args = templates("minimal", picker=own)["twig-epp"]["spec"]["containers"][0]["args"]
+        assert [each for each in args if "drain-timeout" in each] == drains
 
-    assert [each["name"] for each in one(found, "RoleBinding", "twig-epp")["subjects"]] == ["cloud"]
+
+def test_pickers_with_an_account_of_their_own_have_its_rights() -> None:
+    """The role is bound to the ServiceAccount that the overlay names, and to that of pickers that are about
+    to be replaced."""
+    for account, bound in (("cloud", "cloud"), (None, "default")):
+        found = rendered("minimal", picker={"podTemplate": {"spec": {"serviceAccountName": account}}})
+        subjects = one(found, "RoleBinding", "twig-epp")["subjects"]
+        assert [each["name"] for each in subjects] == ["twig-epp", bound]
+
+
+def test_a_label_that_charts_set_for_all_pods_is_left_to_the_operator() -> None:
+    """A pool whose overlay says who manages the pods is served, and the operator finds them."""
+    for value in ("Helm", None):
+        overlay = {"metadata": {"labels": {"app.kubernetes.io/managed-by": value, "a": "b"}}}
+        labels = templates("minimal", podTemplate=overlay)["twig"]["metadata"]["labels"]
+        assert labels["app.kubernetes.io/managed-by"] == "kvist-operator"
+        assert labels["a"] == "b"
+
+
+def test_pods_beside_the_pickers_keep_their_own_labels() -> None:
+    """Without pickers nothing checks their overlay, and a download is found by its labels all the same."""
+    model = {"source": "hf://Qwen/Qwen3-8B", "cache": {"claim": "models"}}
+    overlay = {"metadata": {"labels": {"$patch": "replace", "a": "b"}}}
+    found = templates("minimal", model=model, picker={"mode": "Off", "podTemplate": overlay})
+    [download] = [each for name, each in found.items() if name.startswith("twig-download")]
+
+    assert download["metadata"]["labels"].items() >= {"a": "b", "app.kubernetes.io/instance": "twig"}.items()
+
+
+def test_a_volume_that_nobody_has_may_come_from_a_webhook() -> None:
+    """A mount of such a volume is left to the cluster."""
+    mount = {"name": "injected", "mountPath": "/x"}
+    overlay = {"spec": {"containers": [{"name": "engine", "volumeMounts": [mount]}]}}
+
+    [engine] = templates("minimal", podTemplate=overlay)["twig"]["spec"]["containers"]
+    assert mount in engine["volumeMounts"]
 
 
 def test_a_preset_may_have_an_overlay_for_pools_with_an_envoy() -> None:

@@ -137,8 +137,7 @@ class Director(Dispatcher):
             )
 
     def activate(self, model: Model, ingestor: Ingestor | None) -> None:
-        """Render prompts by this model from now on; ``ingestor`` applies KV events, None where there are
-        none."""
+        """Render prompts by this model from now on; ``ingestor`` applies KV events, if there are any."""
         self.model, self.ingestor = model, ingestor
         self.table.drop_prompts()
 
@@ -150,8 +149,7 @@ class Director(Dispatcher):
             self.flow.on_pool_changed(now)
 
     def set_models(self, adapters: frozenset[str], partly_served: Mapping[str, tuple[str, ...]]) -> None:
-        """Set which names are LoRA adapters, and which endpoints (``ip:port``) serve names that not all
-        serve."""
+        """Set the names of LoRA adapters, and the endpoints (``ip:port``) of names that not all serve."""
         self.adapters, self.partly_served = adapters, partly_served
 
     def set_other_replicas(self, count: int) -> None:
@@ -337,9 +335,10 @@ class Director(Dispatcher):
         body = context.body_for(loads) if loads else None
         if loads:
             request.skipped_media = note_loads(request.attempt.load, loads, limited=bool(body), now=now)
+        answer = self.answer(context, picked, request, now, body)
         if context.websocket:  # may be idle for hours; what it computes is in what engines report
-            self.tracker.end(request, now)
-        return self.answer(context, picked, request, now, body)
+            self.progress.on_ended(request, "websocket", now, without_prefill=True)
+        return answer
 
     def answer(
         self,
@@ -384,6 +383,7 @@ class Director(Dispatcher):
             predicted_ttft_seconds=best.predicted_ttft_seconds,
             trace_id=context.exemplar[1],
             truth_known=not single,
+            reported=not context.websocket,
         )
         self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport, leg=leg)
         if match.prompts:

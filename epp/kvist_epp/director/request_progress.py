@@ -180,9 +180,9 @@ class RequestProgress:
     ) -> None:
         """A request of this replica has ended.
 
-        ``how`` is the label of the metric: ``access-log``, ``response``, ``expired``, ``reconciled``, or its
-        endpoint ``left``. ``without_prefill``: the engine refused it. ``status``: of the response; 0: not
-        known.
+        ``how`` is the label of the metric: ``access-log``, ``response``, ``expired``, ``reconciled``,
+        ``websocket`` (it is not followed), or its endpoint ``left``. ``without_prefill``: the engine refused
+        it. ``status``: of the response; 0: not known.
         """
         self._metrics.ended[how] += 1
         if how in SERVED_ENDS and not (request.saving_counted or without_prefill):

@@ -197,7 +197,7 @@ class ExtProcSession:
         self._headers, self._subset = headers, subset
         upgrade, method = headers.get(UPGRADE_HEADER, ""), headers.get(":method")
         self._websocket = upgrade.lower() == WEBSOCKET and method == "GET"
-        if end_of_stream or self._websocket:
+        if end_of_stream or (self._websocket and self.from_envoy):
             return self._pick()
         if self._mode in _WHOLE_MESSAGE:
             forged = [name for name in self._labels if name in self._headers]

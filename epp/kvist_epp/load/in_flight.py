@@ -138,6 +138,8 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """Predicted time from the pick to its first token; 0: none, or another endpoint serves it."""
     trace_id: str = ""
     """Empty: it belongs to no trace."""
+    reported: bool = True
+    """A gateway may report its end; False for a WebSocket, which is not followed."""
     saving_counted: bool = False
     """The metrics have the tokens that its engine did not compute."""
     truth_known: bool = False

@@ -130,7 +130,8 @@ class RequestBooks:
         """Send a request to an endpoint, where ``uncached`` of its tokens have to be computed, and
         ``transferred`` ones come from another endpoint."""
         attempt = self._attempt(request, endpoint, uncached, now, hostport, leg, transferred)
-        self.end_reports.on_sent(now)
+        if request.reported:
+            self.end_reports.on_sent(now)
         if attempt.load.unmeasured:
             self.end_reports.on_unmeasured(now)
         if not (self.end_reports.certain or attempt.load.unmeasured):  # ticks are enough for those
@@ -167,7 +168,8 @@ class RequestBooks:
         attempt = request.attempts[-1]
         if attempt.open:
             attempt.load.drain(now)
-            attempt.load.on_reported_end(now)
+            if request.reported:
+                attempt.load.on_reported_end(now)
         self._end(request)
         self._on_capacity()
 

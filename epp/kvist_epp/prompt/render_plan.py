@@ -44,6 +44,7 @@ PATIENCE: Final = 32
 """New shapes in a row after which most chats of that length go to the template without a look at their shape:
 agents that do different things have a new one at each turn, and to find it takes a fifth of the template's
 time."""
+_MAX_KINDS: Final = 4_096
 _LOOKS: Final = 16
 """Then one chat of so many is looked at."""
 
@@ -141,17 +142,18 @@ class RenderPlans:
         self._plans: OrderedDict[Shape, RenderPlan | int] = OrderedDict()
         """The plan of a shape, or the number of attempts to make one; the least recent first."""
         self._size = 0
-        self._new: Counter[tuple[int, bool]] = Counter()
-        """New shapes since the last known one, by number of messages and whether the chat has tools."""
+        self._new: Counter[tuple[int, int]] = Counter()
+        """New shapes since the last known one, by number of messages and identity of the tools: a program
+        whose shapes come again mostly has tools of its own."""
 
     def render(self, chat: Chat, variables: Mapping[str, Any]) -> str | None:
         """Return the prompt of a chat; None if its template has to be run.
 
         ``variables`` are those of the request that the template uses.
         """
-        kind = len(chat.messages), chat.tools is not None
+        kind = len(chat.messages), id(chat.tools)
         new = self._new[kind]
-        if new > PATIENCE and new % _LOOKS:
+        if new >= PATIENCE and new % _LOOKS:
             self._new[kind] += 1
             return None
         known = shape_of(chat, variables, self._style)
@@ -160,6 +162,8 @@ class RenderPlans:
         shape, contents = known
         plan = self._plans.get(shape)
         self._new[kind] = new + 1 if plan is None else 0
+        if len(self._new) > _MAX_KINDS:
+            self._new.clear()
         if isinstance(plan, RenderPlan):
             try:
                 rendered = plan.render(contents)

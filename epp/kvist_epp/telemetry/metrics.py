@@ -152,7 +152,8 @@ class PickerMetrics:
     """Event messages that could not be decoded, by endpoint."""
     ended: Counts = field(
         default_factory=lambda: _counts(
-            "access-log", "cancelled", "estimated", "expired", "left", "reconciled", "response"
+            *("access-log", "cancelled", "estimated", "expired", "left", "reconciled"),
+            *("response", "websocket"),
         )
     )
     """Requests that ended, by the source of that information: ``access-log``, ``expired`` …"""

@@ -15,7 +15,7 @@ from kvist_operator.spec.pool import Pool
 
 from . import pods
 from .object_names import LMCACHE, Json, ObjectNames, Site
-from .overlays import beside
+from .overlays import server
 from .termination_log import POLICY
 
 GIB: Final = 1 << 30
@@ -51,7 +51,7 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
         "revisionHistoryLimit": 5,
         "selector": {"matchLabels": selector},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
-        "template": beside(made, pool.pod_template),
+        "template": server(pool, made),
     }
     return [service, names.child("apps/v1", "DaemonSet", name, LMCACHE, spec=spec)]
 

@@ -46,7 +46,7 @@ LMCACHE: Final = "lmcache"
 _APP: Final = "app.kubernetes.io"
 OURS: Final = f"{MANAGED}={MANAGER}"
 """Label selector of everything that pools are made of."""
-KEPT_LABELS: Final = (INSTANCE, COMPONENT, MANAGED, LABEL_POOL, LABEL_ROLES[0])
+KEPT_LABELS: Final = (INSTANCE, COMPONENT, LABEL_POOL, LABEL_ROLES[0])
 """Labels of pods by which Services, workloads, pickers and the operator find them."""
 _PICKER_PORTS: Final = Settings()
 ENGINE_PORT: Final = PORT

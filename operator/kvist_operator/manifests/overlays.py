@@ -4,12 +4,12 @@ The merge is that of ``kubectl patch --type strategic``. What comes out has to b
 Services and the operator find it by its labels, its container is there, and it has all that is mounted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvist_operator.errors import SpecError
 from kvist_operator.spec.pod_template import CONTAINERS, DIRECTIVE, Overlay
-from kvist_operator.spec.pool import Pool
+from kvist_operator.spec.pool import MANAGED, Pool
 
 from .object_names import CONFIG, KEPT_LABELS, PLAN, Json
 
@@ -28,12 +28,16 @@ MERGED_BY: Final[Mapping[str, str]] = {
     "resourceClaims": "name",
     "schedulingGates": "name",
 }
+DROPPED: Final = ("delete", "replace")
+"""Directives of items that are no items of the result."""
 PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
 HANDLERS: Final = ("exec", "grpc", "httpGet", "tcpSocket")
 """Ways to probe, of which a probe has one."""
 PLACING: Final = ("nodeSelector", "tolerations", "schedulerName", "priorityClassName", "imagePullSecrets")
 """Fields of an overlay that apply to other pods of the pool, too: on which nodes they are, and what they need
 to be there."""
+OUT_OF_MESH: Final = ("sidecar.istio.io/inject", "istio.io/dataplane-mode", "linkerd.io/inject")
+"""Labels and annotations that leave a pod out of a service mesh."""
 
 
 def overlaid(template: Json, overlay: Overlay, given: Mapping[str, Any]) -> Json:
@@ -45,22 +49,38 @@ def overlaid(template: Json, overlay: Overlay, given: Mapping[str, Any]) -> Json
     made: Json = merged(template, given)
     for field, problem in _problems(template, made, overlay):
         raise SpecError(f"{overlay.path}.{field}", problem)
+    if own := (template["metadata"].get("labels") or {}).get(MANAGED):
+        # some charts set this label for all pods; the operator lists its own by it
+        made["metadata"]["labels"] = {**made["metadata"]["labels"], MANAGED: own}
     return made
-
-
-def beside(template: Json, given: Mapping[str, Any], *more: str) -> Json:
-    """Return a template of pods that are no pods of the overlay's component, with its labels and annotations,
-    and the fields that say where pods are: ``PLACING`` and ``more``."""
-    spec = given.get("spec") or {}
-    placing = {key: spec[key] for key in (*PLACING, *more) if key in spec}
-    found: Json = merged(template, {"metadata": given.get("metadata") or {}, "spec": placing})
-    return found
 
 
 def helper(pool: Pool, template: Json) -> Json:
     """Return the template of a pod from the picker's image that is no picker (a download, a cleaner): it is
     placed and labelled as pickers are by ``spec.picker.podTemplate``."""
-    return beside(template, pool.picker.pod_template, "affinity")
+    given = pool.picker.pod_template
+    return _beside(template, given.get("metadata") or {}, given.get("spec") or {}, (*PLACING, "affinity"))
+
+
+def server(pool: Pool, template: Json) -> Json:
+    """Return the template of a server beside the engines: by ``spec.podTemplate`` it is placed as they are,
+    and in no service mesh if they are not. Their other labels are about engines."""
+    given = pool.pod_template.get("metadata") or {}
+    out = {
+        kind: {key: value for key, value in (given.get(kind) or {}).items() if key in OUT_OF_MESH}
+        for kind in ("labels", "annotations")
+    }
+    out = {kind: found for kind, found in out.items() if found}
+    return _beside(template, out, pool.pod_template.get("spec") or {}, PLACING)
+
+
+def _beside(template: Json, metadata: Json, spec: Json, fields: Sequence[str]) -> Json:
+    """Return a template of pods that are not of the overlay's component, and keep their own labels."""
+    placing = {key: spec[key] for key in fields if key in spec}
+    found: Json = merged(template, {"metadata": metadata, "spec": placing})
+    labels = found["metadata"].get("labels") or {}
+    found["metadata"]["labels"] = labels | template["metadata"]["labels"]
+    return found
 
 
 def _problems(base: Json, made: Json, overlay: Overlay) -> Iterator[tuple[str, str]]:
@@ -84,11 +104,12 @@ def _problems(base: Json, made: Json, overlay: Overlay) -> Iterator[tuple[str, s
     volumes = [each.get("name") for each in spec.get("volumes") or ()]
     if not all(volumes):
         yield "spec.volumes", "has a volume without a name: write one"
+    gone = {each["name"] for each in base["spec"].get("volumes") or ()} - set(volumes)
     for container in (each for kind in CONTAINERS for each in spec.get(kind) or ()):
         for mount in container.get("volumeMounts") or ():
-            if mount.get("name") not in volumes:
-                problem = f"has no {mount.get('name')}, which container {container.get('name')} mounts"
-                yield "spec.volumes", f"{problem}: add the volume, or leave the mount out"
+            if mount.get("name") in gone:  # one that nobody has may come from a webhook
+                problem = f"takes {mount['name']} away, which container {container.get('name')} mounts"
+                yield "spec.volumes", f"{problem}: leave the volume, or take the mount away as well"
 
 
 def _container(template: Json, name: str) -> Json:
@@ -112,7 +133,7 @@ def _objects(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any
         base = {}
     found = dict(base)
     for name, value in patch.items():
-        if value is None:
+        if value is None or (isinstance(value, Mapping) and value.get(DIRECTIVE) == "delete"):
             found.pop(name, None)
         elif name != DIRECTIVE:
             found[name] = merged(found.get(name), value, name)
@@ -139,4 +160,4 @@ def _plain(value: Any) -> Any:
         return {k: _plain(v) for k, v in value.items() if v is not None and k != DIRECTIVE}
     if not isinstance(value, list):
         return value
-    return [_plain(v) for v in value if not (isinstance(v, Mapping) and DIRECTIVE in v)]
+    return [_plain(v) for v in value if not (isinstance(v, Mapping) and v.get(DIRECTIVE) in DROPPED)]

@@ -25,6 +25,10 @@ KEYS: Final = "/etc/kvist/engine-key"
 WRITABLE: Final = "/cache"
 GRACE_SPARE: Final = 15
 """Seconds to exit after ``--drain-timeout``."""
+GRACE: Final = "terminationGracePeriodSeconds"
+POD_GRACE: Final = 30
+"""What Kubernetes gives a pod that does not say."""
+DRAIN_VARIABLE: Final = "KVIST_EPP_DRAIN_TIMEOUT"
 LONGEST_RESPONSE: Final = 600.0
 """Seconds for which a picker drains that may be called by a gateway other than Envoy: the responses in flight
 end with its streams. Without such streams it does not take them."""
@@ -41,8 +45,10 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
     names = ObjectNames.of(pool)
     selector = names.selector(PICKER)
     role = {"apiGroup": _RBAC, "kind": "Role", "name": names.picker}
-    account = (pool.picker.pod_template.get("spec") or {}).get("serviceAccountName") or names.picker
-    subject = {"kind": "ServiceAccount", "name": account, "namespace": names.namespace}
+    subjects = [
+        {"kind": "ServiceAccount", "name": name, "namespace": names.namespace}
+        for name in _accounts(names, pool)
+    ]
     # the port speaks HTTP/2 over TLS and is called as in the conformance suite of the Inference Extension
     grpc = pods.port("grpc", child.GRPC_PORT, protocol="http2")
     health = pods.port("health", child.HEALTH_PORT, protocol="kubernetes.io/h2c")
@@ -51,7 +57,7 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
     return [
         pods.account(names, names.picker, PICKER),
         names.child(f"{_RBAC}/v1", "Role", names.picker, PICKER, rules=rules(names.pool)),
-        names.child(f"{_RBAC}/v1", "RoleBinding", names.picker, PICKER, roleRef=role, subjects=[subject]),
+        names.child(f"{_RBAC}/v1", "RoleBinding", names.picker, PICKER, roleRef=role, subjects=subjects),
         pods.service(names, names.picker, PICKER, selector, grpc, health, metrics),
         # unready pickers too: they fill their index from each other, and Envoy checks the health of each
         pods.headless(peers, unready=True),
@@ -93,11 +99,21 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
     )
 
 
+def _accounts(names: ObjectNames, pool: Pool) -> list[str]:
+    """Return the ServiceAccounts of pickers: that of an overlay, and the operator's own, which pickers have
+    until they are replaced."""
+    spec = pool.picker.pod_template.get("spec") or {}
+    own = spec.get("serviceAccountName", names.picker) or "default"
+    return list(dict.fromkeys((names.picker, own)))
+
+
 def _drain_seconds(pool: Pool) -> float:
-    """Return ``--drain-timeout``: what fits into the time that an overlay gives pickers to end."""
-    grace = (pool.picker.pod_template.get("spec") or {}).get("terminationGracePeriodSeconds")
-    if grace is not None:
-        return float(max(1, grace - GRACE_SPARE))
+    """Return ``--drain-timeout``: what fits into the time that an overlay gives pickers to end, unless a
+    variable says it."""
+    spec = pool.picker.pod_template.get("spec") or {}
+    if GRACE in spec and all(each["name"] != DRAIN_VARIABLE for each in pool.picker.env):
+        grace = spec[GRACE]
+        return float(max(1, (POD_GRACE if grace is None else grace) - GRACE_SPARE))
     return LONGEST_RESPONSE if pool.gateway.of_extension else Settings().drain_timeout
 
 
@@ -135,7 +151,7 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
         "enableServiceLinks": False,
         "securityContext": pods.pod_security(USER, site),
         # no preStop: after SIGTERM a picker reports NOT_SERVING and keeps serving for --drain-delay
-        "terminationGracePeriodSeconds": math.ceil(flags.drain_timeout) + GRACE_SPARE,
+        GRACE: math.ceil(flags.drain_timeout) + GRACE_SPARE,
         "topologySpreadConstraints": pods.spread(names.selector(PICKER)),
         "containers": [
             {

@@ -16,7 +16,7 @@ from kvist_epp.names import LABEL_MAX_NUM_SEQS, LABEL_POOL
 from kvist_operator.errors import SpecError
 
 from .fields import Fields, suggestion, type_name
-from .pool import COMPONENT, ENGINE_CONTAINER, ENVOY_CONTAINER, INSTANCE, MANAGED, PICKER_CONTAINER, Pool
+from .pool import COMPONENT, ENGINE_CONTAINER, ENVOY_CONTAINER, INSTANCE, PICKER_CONTAINER, Pool
 
 FILE: Final = "pod_fields.json"
 ROOT: Final = "PodTemplateSpec"
@@ -37,7 +37,7 @@ CONTAINERS: Final = ("containers", "initContainers")
 Remedies = Mapping[tuple[str, ...], str]
 """Path of a field that the operator sets → what to write instead."""
 _BY_OPERATOR: Final = "is set by the operator; leave it out"
-_LABELS: Final = (LABEL_POOL, LABEL_MAX_NUM_SEQS, INSTANCE, COMPONENT, MANAGED)
+_LABELS: Final = (LABEL_POOL, LABEL_MAX_NUM_SEQS, INSTANCE, COMPONENT)
 _METADATA: Final[Remedies] = {
     **{("labels", label): _BY_OPERATOR for label in _LABELS},
     ("name",): _BY_OPERATOR,

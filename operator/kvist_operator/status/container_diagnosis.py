@@ -211,7 +211,8 @@ def _killed_for_memory(container: Object, part: ComponentFields) -> PodFinding:
     limit = ((container.get("resources") or {}).get("limits") or {}).get("memory", "what the node has")
     words = f"container {container.get('name')} was killed because it used more memory than {limit}"
     more = " (spec.offload.cpu counts against it)" if part.component == ENGINE else ""
-    return PodFinding("OutOfMemory", words, f"Raise the limit, {part.resources}.limits.memory{more}")
+    limit = f"{part.resources}.limits.memory" if part.resources.endswith("resources") else part.resources
+    return PodFinding("OutOfMemory", words, f"Raise the limit, {limit}{more}")
 
 
 def _slow(state: Object, container: Object, part: ComponentFields) -> PodFinding | None:

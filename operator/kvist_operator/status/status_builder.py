@@ -38,7 +38,7 @@ from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
 
 from .condition import FALSE, TRUE, UNKNOWN, Condition, written
-from .diagnosis import worst
+from .diagnosis import refused, worst
 from .known_model import model_status
 from .pairs import disaggregated
 from .views import (
@@ -101,9 +101,10 @@ def progressing(observed: ObservedPool, found: Counts, *, paused: bool = False) 
     if observed.failure:
         return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
     if observed.waits:
-        # a Job does not say that its pods are refused; a Deployment whose pods are refused as well does
-        refused = (each for each in observed.troubles if each.reason == "PodsRefused")
-        trouble = worst(observed.troubles, None, DOWNLOAD) or next(refused, None)
+        trouble = worst(observed.troubles, None, DOWNLOAD)
+        if trouble is None and observed.download:
+            # a Job does not say that its pods are refused; the pickers' Deployment does, if theirs are, too
+            trouble = refused(observed.picker, PICKER)
         if trouble:
             text = "; ".join((*observed.waits, trouble.message))
             return Condition(PROGRESSING, TRUE, trouble.reason, text)
@@ -115,7 +116,7 @@ def progressing(observed: ObservedPool, found: Counts, *, paused: bool = False) 
         return Condition(PROGRESSING, FALSE, "NotStarted", "the engines have not been created yet")
     if found.settled:
         return Condition(PROGRESSING, FALSE, "Settled", where)
-    trouble = worst(observed.troubles, observed.workload, ENGINE) or worst(observed.troubles, None, LMCACHE)
+    trouble = worst(observed.troubles, observed.workload, ENGINE)
     if trouble:
         status = FALSE if found.overdue else TRUE
         return Condition(PROGRESSING, status, trouble.reason, f"{where}; {trouble.message}")
@@ -125,6 +126,8 @@ def progressing(observed: ObservedPool, found: Counts, *, paused: bool = False) 
     if found.settling:
         young = f"{found.wanted - found.available} of them became ready less than minReadySeconds ago"
         return Condition(PROGRESSING, TRUE, "JustReady", f"{where}, {young}")
+    if trouble := worst(observed.troubles, None, LMCACHE):
+        return Condition(PROGRESSING, TRUE, trouble.reason, f"{where}; {trouble.message}")
     reason = "RollingOut" if found.updated < found.wanted else "Scaling"
     return Condition(PROGRESSING, TRUE, reason, where)
 

@@ -155,6 +155,20 @@ def test_a_websocket_is_picked_for_and_not_counted() -> None:
     assert [parts.director.tracker.running(each.key) for each in parts.endpoints].count(1) == 1
     assert [line.outcome for line in parts.log.lines] == ["picked"] * 4
     assert [line.path for line in parts.log.lines][:3] == ["/v1/realtime"] * 3
+    assert parts.director.metrics.ended["websocket"] == 3
+
+
+def test_sockets_say_nothing_of_the_reports_of_ends() -> None:
+    """Their ends are not waited for, so that any number of them leaves the reports of a gateway complete."""
+    parts = make(2)
+    parts.decide(ask(chat("a"), headers={SESSION_HEADER: "s"}))
+    parts.end("s")
+    reports = parts.director.tracker.end_reports
+    before = reports._sent
+    for _ in range(500):
+        parts.decide(ask(b"", "/v1/realtime", websocket=True))
+
+    assert reports._sent == before
 
 
 def test_a_template_that_raises_costs_only_the_match() -> None:

@@ -237,3 +237,13 @@ def test_exemplars_name_the_traces_that_are_kept(headers: dict[str, str], trace:
         *(metrics.output_token, metrics.queue_waits["rejected-context-cancelled"]),
     ):
         assert {found[:2] for found in histogram.exemplars().values()} == {("id", trace)}
+
+
+def test_the_trace_of_a_websocket_ends_with_its_pick() -> None:
+    """A socket is not followed, so its trace is complete at once, and takes no place from others."""
+    parts, tracer = traced()
+    parts.decide(ask(b"", "/v1/realtime", websocket=True))
+
+    kinds = [type(each) for each in tracer.take(100)]
+    assert sorted(kinds, key=str) == sorted([RecordedPick, RecordedEnd], key=str)
+    assert not tracer._sent

@@ -426,9 +426,11 @@ def test_a_websocket_is_answered_by_its_headers(mode: str, value: str, observed:
 def test_the_stream_of_a_websocket_is_kept_for_a_gateway_that_needs_it(end: bool) -> None:
     """A gateway other than Envoy ends the stream itself, after it has had an answer to the response."""
     exchange = ExtProcSession(from_envoy=False)
-    assert m.asked(exchange, websocket("FULL_DUPLEX_STREAMED", end=end)).websocket
+    rest = [] if end else [m.request_body(b"")]
+    assert m.asked(exchange, websocket("FULL_DUPLEX_STREAMED", end=end), *rest).websocket
 
-    assert not exchange.on_decision(PICK).end
+    step = exchange.on_decision(PICK)
+    assert (m.kinds(step), step.end) == (["request_headers", *["request_body"] * len(rest)], False)
     step = exchange.feed(m.response_headers(headers={":status": "101"}))
     assert (m.kinds(step), step.end) == (["response_headers"], False)
 
