@@ -141,7 +141,7 @@ async def test_presets_are_taken_and_checked_like_pools(pools: Pools) -> None:
             ({"engine": {"maxNumSeqs": 0}}, "spec.engine.maxNumSeqs"),
             ({"model": {"source": "hf://a/b"}}, "spec.model.source"),
             ({"replicas": 3}, "spec.replicas"),
-            ({"gateway": {"mode": "Route"}}, "spec.gateway.parentRefs"),
+            ({"gateway": {"mode": "Route", "flavor": "EnvoyGateway"}}, "spec.gateway.parentRefs"),
         ):
             status, answer = await pools.tried_at(where, _preset(**spec))
             assert (status in (400, 422), field in answer.get("message", "")) == (True, True), answer

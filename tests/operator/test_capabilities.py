@@ -205,6 +205,16 @@ async def test_controllers_are_those_of_the_classes_of_the_pool_s_gateways() -> 
     assert await Capabilities(cluster, nodes_allowed=True).controllers(pool) == frozenset()
 
 
+async def test_gateways_with_routes_of_the_user_s_are_looked_up_too() -> None:
+    """A pool without a route has the controllers of the Gateways that have one to it."""
+    cluster = Memory()
+    cluster.put(gateway("edge", "mesh", "doors"))
+    cluster.put(gateway_class("mesh", "istio.io/gateway-controller"))
+    made = Capabilities(cluster, nodes_allowed=True)
+    referring = ({"name": "edge", "namespace": "doors"}, {"name": "absent"})
+    assert await made.controllers(attached(), referring) == {"istio.io/gateway-controller"}
+
+
 async def test_a_gateway_that_may_not_be_read_keeps_the_last_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

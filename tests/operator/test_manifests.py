@@ -483,6 +483,26 @@ def test_envoy_ai_gateway_sends_any_number_of_requests_at_once() -> None:
     assert own.objects == rendered("envoy-gateway").objects
 
 
+@pytest.mark.parametrize(
+    ("controller", "policies"),
+    [(NGINX, set()), (ENVOY_GATEWAY, set()), (GKE, {"HealthCheckPolicy", "GCPBackendPolicy"})],
+)
+def test_pools_without_a_route_have_no_policies_for_one(controller: str, policies: set[str]) -> None:
+    """Policies of the InferencePool itself stay; no API of routes is needed."""
+    apis = SITE.apis - {Api.HTTP_ROUTE}
+    found = rendered("named-by-routes", replace(SITE, gateways=frozenset({controller}), apis=apis))
+
+    kinds = {made["kind"] for made in found.objects}
+    assert {"InferencePool", "BackendTLSPolicy"} <= kinds
+    assert {kind for kind in kinds if kind.endswith("Policy")} - policies == {
+        "BackendTLSPolicy",
+        "NetworkPolicy",
+    }
+    assert policies <= kinds
+    assert "HTTPRoute" not in kinds
+    assert not [note for note in found.notes if note.condition == "GatewayAttached"]
+
+
 def test_other_gateways_get_timeouts_and_no_policies_of_their_own() -> None:
     """A cluster of GKE may have another gateway, whose route would end after its own default; policies of
     which a cluster has no API are left out."""

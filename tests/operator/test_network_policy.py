@@ -93,10 +93,26 @@ def test_clients_do_not_reach_engines_and_the_gateway_does(
 
 
 @pytest.mark.parametrize(
+    ("gateway", "expected"),
+    [({"mode": "Route"}, {"proxy of another"}), (ROUTE, {"proxy of another", "proxy"})],
+    ids=["no route of the pool's", "beside the pool's route"],
+)
+def test_gateways_with_a_route_of_the_user_s_reach_the_engines(gateway: Json, expected: set[str]) -> None:
+    """The Gateways that the status of the pool's InferencePool names connect to the engines."""
+    referring = ({"name": "edge", "namespace": "else"},)
+    site = replace(SITE, gateways=frozenset({EG}), referring=referring)
+    found = rendered("minimal", site, gateway=gateway)
+
+    assert admitted(found) == SCRAPERS | {"merged"} | expected
+    assert reasons(found) == []
+
+
+@pytest.mark.parametrize(
     ("gateway", "answered", "why"),
     [
         ({"mode": "None"}, set(), "spec.gateway.mode is None"),
         (ROUTE, set(), "no gateway has answered the route"),
+        ({"mode": "Route"}, {EG}, "no gateway has answered the route"),
         (ROUTE, {"networking.gke.io/gateway"}, "gateways by networking.gke.io/gateway are not known"),
         (ROUTE, {EG, "acme.example/edge"}, "gateways by acme.example/edge are not known"),
         (

@@ -271,6 +271,40 @@ def test_a_route_is_attached_when_its_gateway_says_so(said: list[Json], expected
     assert found["Ready"][0] == ("True" if expected[0] == "True" else "False")
 
 
+@pytest.mark.parametrize(
+    ("said", "expected", "fit"),
+    [
+        ([], ("Unknown", "NoRoute"), "True"),
+        ([{"parentRef": {"kind": "Status", "name": "default"}}], ("Unknown", "NoRoute"), "True"),
+        ([{"parentRef": PARENT}], ("True", "RouteAccepted"), "True"),
+        (
+            [
+                {"parentRef": PARENT, "conditions": [{"type": "Accepted", "status": "True"}]},
+                {
+                    "parentRef": PARENT | {"name": "other"},
+                    "conditions": [
+                        {"type": "Accepted", "status": "True"},
+                        {"type": "ResolvedRefs", "status": "False", "reason": "InvalidExtensionRef"},
+                    ],
+                },
+            ],
+            ("False", "InvalidExtensionRef"),
+            "False",
+        ),
+    ],
+)
+def test_without_a_route_the_gateways_that_name_the_pool_say_so(
+    said: list[Json], expected: tuple[str, str], fit: str
+) -> None:
+    """A pool without a route is attached when a Gateway reports on its InferencePool, and Ready waits for
+    none: some gateways report nothing. A refusal of a Gateway is one of the pool."""
+    extension = one(rendered("named-by-routes"), "InferencePool", "twig") | {"status": {"parents": said}}
+
+    found = told(replace(WELL, extension=extension), subject("named-by-routes"))
+    assert found["GatewayAttached"] == expected
+    assert found["Ready"][0] == fit
+
+
 def test_a_missing_api_is_a_condition() -> None:
     """Missing APIs of the gateway or of monitoring are conditions, as is a picker without tokenizer, with a
     remedy."""

@@ -155,12 +155,14 @@ class Capabilities:
             self._claims[target] = (known, until)
         return {} if known is None else {target.name: known}
 
-    async def controllers(self, pool: Pool) -> frozenset[str]:
-        """Return the controllers of the Gateways that a pool names, by the Gateways' classes. Those that are
-        absent or may not be read are left out; their answer to the route names them later."""
+    async def controllers(self, pool: Pool, referring: Sequence[Mapping[str, str]] = ()) -> frozenset[str]:
+        """Return the controllers of the Gateways that a pool names, and of those with other routes to it, by
+        the Gateways' classes. Those that are absent or may not be read are left out; their answer to the
+        route names them later."""
         if pool.gateway.mode != "Route":
             return frozenset()
-        named = [each for each in pool.gateway.parents if each.get("kind", "Gateway") == "Gateway"]
+        gateways = (*pool.gateway.parents, *referring)
+        named = [each for each in gateways if each.get("kind", "Gateway") == "Gateway"]
         targets = [Target(GATEWAY, each.get("namespace", pool.namespace), each["name"]) for each in named]
         return frozenset([await self._controller(target) for target in targets]) - {""}
 

@@ -2,6 +2,7 @@
 
 The pool's own picker and Envoy are known. The pods of a gateway that others run are known by their labels if
 the gateway's controller is one of ``CONTROLLERS``, which it writes into the status of the pool's HTTPRoute.
+Gateways with other routes to the pool are those that the status of the pool's InferencePool names.
 Where the clients cannot be known the port stays open, and a note says so: a wrong guess would cut off all
 requests.
 """
@@ -66,17 +67,21 @@ def _unknown(pool: Pool, site: Site) -> str:
         return "spec.gateway.mode is None, which does not say who their clients are"
     if pool.gateway.mode == "Envoy":
         return ""
-    other = next(
-        (each.get("kind") for each in pool.gateway.parents if each.get("kind", "Gateway") != "Gateway"), ""
-    )
+    gateways = _gateways(pool, site)
+    other = next((each.get("kind") for each in gateways if each.get("kind", "Gateway") != "Gateway"), "")
     if other:
         return f"the pods of a parent of kind {other} are not known"
-    if any(len(each["name"]) > LABEL_LENGTH for each in pool.gateway.parents):
+    if any(len(each["name"]) > LABEL_LENGTH for each in gateways):
         return "the Gateway's name is longer than a label, so its pods are not known"
     strange = sorted(_controllers(pool, site) - CONTROLLERS.keys())
     if strange:
         return f"the pods of gateways by {', '.join(strange)} are not known"
-    return "" if _controllers(pool, site) else "no gateway has answered the route, so its pods are not known"
+    answered = gateways and _controllers(pool, site)
+    return "" if answered else "no gateway has answered the route, so its pods are not known"
+
+
+def _gateways(pool: Pool, site: Site) -> list[Mapping[str, str]]:
+    return [*pool.gateway.parents, *site.referring]
 
 
 def _controllers(pool: Pool, site: Site) -> frozenset[str]:
@@ -91,7 +96,7 @@ def _gateway_peers(pool: Pool, site: Site) -> Iterator[Json]:
         return
     found: list[Json] = []
     for controller in sorted(_controllers(pool, site)):
-        for parent in pool.gateway.parents:
+        for parent in _gateways(pool, site):
             found += CONTROLLERS[controller](parent["name"], parent.get("namespace", pool.namespace))
     yield from (peer for i, peer in enumerate(found) if peer not in found[:i])
 

@@ -1,8 +1,9 @@
 """``gateway.mode: Route``: objects that attach a pool to an existing Gateway, in one of two flavors. Pure.
 
-InferencePool: the Inference Extension's pool (its ``status`` belongs to gateways) and an HTTPRoute to it;
-where the API is installed, also a BackendTLSPolicy for the picker, since Istio asks it in plaintext without;
-and what the gateway's own policies have to say of such routes (``gateway_policies``).
+InferencePool: the Inference Extension's pool (its ``status`` belongs to gateways) and an HTTPRoute to it,
+unless only routes of the user's own name the pool (no ``parentRefs``); where the API is installed, also a
+BackendTLSPolicy for the picker, since Istio asks it in plaintext without; and what the gateway's own policies
+have to say of such routes (``gateway_policies``).
 EnvoyGateway: an HTTPRoute to the engines' Service, the picker as an EnvoyExtensionPolicy, its answer as an
 endpoint override (fields: gateway.envoyproxy.io/v1alpha1 of Envoy Gateway 1.9).
 """
@@ -36,9 +37,10 @@ _PLAINTEXT: Final = {ISTIO: "Istio", HIGRESS: "Higress"}
 """Gateways that ask pickers in plaintext unless a policy says otherwise, by their controllers."""
 _RETRIED: Final = ("connect-failure", "refused-stream", "reset")
 _NEEDS: Final[Mapping[str, tuple[Api, ...]]] = {
-    "InferencePool": (Api.HTTP_ROUTE, Api.INFERENCE_POOL),
-    "EnvoyGateway": (Api.HTTP_ROUTE, Api.BACKEND_TLS_POLICY, Api.EXTENSION_POLICY, Api.TRAFFIC_POLICY),
+    "InferencePool": (Api.INFERENCE_POOL,),
+    "EnvoyGateway": (Api.BACKEND_TLS_POLICY, Api.EXTENSION_POLICY, Api.TRAFFIC_POLICY),
 }
+"""APIs of a flavor besides that of the route."""
 
 
 def gateway(pool: Pool, plan: Plan, site: Site) -> list[Json]:
@@ -54,7 +56,8 @@ def gateway(pool: Pool, plan: Plan, site: Site) -> list[Json]:
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": names.pool, "weight": 1}
         verified = [_verified(names)] if Api.BACKEND_TLS_POLICY in site.apis else []
         policies = own_policies(names, pool, plan, site, backend)
-        return [*verified, _inference_pool(names, pool), *policies, _route(names, pool, site, backend)]
+        route = [_route(names, pool, site, backend)] if pool.gateway.has_route else []
+        return [*verified, _inference_pool(names, pool), *policies, *route]
     target = [route_target(names)]
     return [
         _verified(names),
@@ -68,7 +71,9 @@ def missing(pool: Pool, site: Site) -> list[Note]:
     """Return a note for each API that the flavor needs and the cluster lacks."""
     if pool.gateway.mode != "Route":
         return []
-    needed = _NEEDS[pool.gateway.flavor] if pool.picker.mode != "Off" else (Api.HTTP_ROUTE,)
+    needed: tuple[Api, ...] = (Api.HTTP_ROUTE,) if pool.gateway.has_route else ()
+    if pool.picker.mode != "Off":
+        needed += _NEEDS[pool.gateway.flavor]
     return [
         Note(
             "GatewayAttached",

@@ -1,8 +1,9 @@
 """Policies of single gateways, by which they treat a pool's route as it has to be treated: answers that take
 minutes, prompts of megabytes, thousands of requests at once. Pure.
 
-A gateway is known by its controller (``Site.gateways``). A policy whose API is missing is left out: then the
-gateway's own limits hold. Fields that users add to a policy stay, since server-side apply owns only ours.
+A gateway is known by its controller (``Site.gateways``). A policy whose API is missing is left out, and one
+for the pool's route if it has none: then the gateway's own limits hold. Fields that users add to a policy
+stay, since server-side apply owns only ours.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,8 @@ _SERVING: Final = "USE_SERVING_PORT"
 say so."""
 _LONGEST_DRAIN: Final = 3600
 """Most seconds for which GKE keeps connections to a pod that leaves."""
+_FOR_ROUTES: Final = (Api.CLIENT_SETTINGS, Api.PROXY_SETTINGS, Api.TRAFFIC_POLICY)
+"""APIs whose policies target a route here."""
 
 _Policy = tuple[Api, str, str, Json]
 """API, version with its group, kind and ``spec``."""
@@ -44,7 +47,7 @@ def own_policies(names: ObjectNames, pool: Pool, plan: Plan, site: Site, backend
         for controller, policies in _POLICIES.items()
         if controller in site.gateways
         for api, version, kind, spec in policies(names, pool, plan, backend)
-        if api in site.apis
+        if api in site.apis and (pool.gateway.has_route or api not in _FOR_ROUTES)
     ]
 
 

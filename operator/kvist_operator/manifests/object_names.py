@@ -168,7 +168,9 @@ class Site:
     """Labels of each node; empty where nodes may not be read."""
     gateways: frozenset[str] = frozenset()
     """Controllers of the pool's gateways: those of their classes, as far as they may be read, and those that
-    have answered the pool's route (``status.parents`` of an HTTPRoute)."""
+    have answered the pool's route or InferencePool (``status.parents``)."""
+    referring: Sequence[Mapping[str, str]] = ()
+    """Name and namespace of Gateways with a route to the pool's InferencePool, as its ``status`` says."""
     storage: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What engines of other pools of the namespace agree on to share blocks (``status.plan.storage``), by the
     name of the pool."""

@@ -30,7 +30,7 @@ from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.known_model import known_model
 from kvist_operator.status.mesh import mesh_notes
 from kvist_operator.status.pairs import pairs_of
-from kvist_operator.status.views import Trouble, controllers
+from kvist_operator.status.views import Trouble, controllers, referring
 
 from .applier import Applier, ApplyResult
 from .certificate_secret import CertificateSecrets
@@ -164,6 +164,7 @@ class Reconciler:
             return Intent(pool=pool)
         seen = self.capabilities.latest
         there = children_of(pool.name, self.cache.children(key))
+        named = referring(there.extension)
         site = replace(
             self.images,
             apis=seen.apis,
@@ -173,7 +174,9 @@ class Reconciler:
                 with_required_labels(seen.labels, there.workload), there.prefill
             ),
             assigns_users=seen.assigns_users,
-            gateways=controllers(there.route) | await self.capabilities.controllers(pool),
+            gateways=controllers(there.route, there.extension)
+            | await self.capabilities.controllers(pool, named),
+            referring=named,
         )
         accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
         version = preset["metadata"].get("resourceVersion") if preset else None
@@ -350,5 +353,6 @@ def children_of(pool: str, children: Iterable[Json]) -> ObservedPool:
         envoy=found.get(("Deployment", names.envoy)),
         cleaner=found.get(("Deployment", names.cleaner)),
         route=found.get(("HTTPRoute", names.engine)),
+        extension=found.get(("InferencePool", names.pool)),
         download=next((each for (kind, _), each in sorted(found.items()) if kind == "Job"), None),
     )

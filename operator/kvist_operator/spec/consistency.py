@@ -51,6 +51,12 @@ def check_pool(pool: Pool) -> None:
     _check_lengths(pool)
     _check_environment(pool)
     _check_resources(pool.picker.resources)
+    if pool.gateway.of_extension and not pool.gateway.has_route and pool.picker.mode == "Off":
+        raise SpecError(
+            "spec.gateway.parentRefs",
+            "is missing: with spec.picker.mode Off there is no InferencePool that routes of your own could "
+            "name; name the Gateway, or set spec.gateway.mode to None and route to the pool's Service",
+        )
 
 
 def warnings(pool: Pool) -> list[str]:
@@ -190,6 +196,8 @@ def _ignored_gateway(gateway: GatewaySpec, *, from_preset: bool) -> Iterator[str
     if gateway.pod_template and gateway.mode != "Envoy" and not from_preset:
         yield f"spec.gateway.podTemplate has no effect: spec.gateway.mode is {gateway.mode}; leave it out"
     if gateway.mode == "Route":
+        if gateway.hostnames and not gateway.has_route:
+            yield "spec.gateway.hostnames has no effect without parentRefs: routes of your own name theirs"
         return
     given = {"parentRefs": gateway.parents, "hostnames": gateway.hostnames}
     for name in (name for name, value in given.items() if value):

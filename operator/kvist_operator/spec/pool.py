@@ -273,6 +273,7 @@ class GatewaySpec:
     mode: str = "None"
     flavor: str = "InferencePool"
     parents: tuple[Mapping[str, Any], ...] = ()
+    """Gateways of the pool's own route; none: it has no route, others name its InferencePool."""
     hostnames: tuple[str, ...] = ()
     failure_mode: str = "FailOpen"
     failover_endpoints: int = 3
@@ -285,6 +286,11 @@ class GatewaySpec:
     def of_extension(self) -> bool:
         """Return whether any gateway that implements the Gateway API Inference Extension may be attached."""
         return (self.mode, self.flavor) == ("Route", "InferencePool")
+
+    @property
+    def has_route(self) -> bool:
+        """Return whether the operator creates a route to the pool."""
+        return self.mode == "Route" and bool(self.parents)
 
     @property
     def is_envoy(self) -> bool:

@@ -391,6 +391,6 @@ def _gateway(f: Fields) -> GatewaySpec:
         failover_endpoints=f.number("failoverEndpoints", named, low=1, high=16),
         pod_template=read_template(f.section("podTemplate"), ENVOYS),
     )
-    if gateway.mode == "Route" and not gateway.parents:
-        raise SpecError(f.at("parentRefs"), "is missing: mode Route needs the Gateway to attach to")
+    if gateway.mode == "Route" and not gateway.has_route and not gateway.of_extension:
+        raise SpecError(f.at("parentRefs"), "is missing: flavor EnvoyGateway needs the Gateway to attach to")
     return f.done(gateway)

@@ -317,6 +317,11 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
             "check the Gateway's name and namespace in `spec.gateway.parentRefs`, and whether it allows "
             "routes from this namespace",
         ),
+        "NoRoute": Reason(
+            "the pool has no route of its own, and no gateway reports another one to its InferencePool",
+            "create a [route of your own](attach-gateway.md#routes-of-your-own), or set "
+            "`spec.gateway.parentRefs`; a gateway that reports on no InferencePools serves without",
+        ),
         "Paired": Reason(
             "every ready engine has one to exchange blocks with",
             "nothing",

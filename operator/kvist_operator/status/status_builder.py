@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from kvist_epp.names import POOL_GROUP
 from kvist_operator.apply.upgrades import APPROVED, PendingChange
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.object_names import (
@@ -49,6 +50,7 @@ from .views import (
     counts,
     parents,
     plan_status,
+    reports,
     role_status,
     selector,
     summary,
@@ -59,6 +61,7 @@ ACCEPTED: Final = "Accepted"
 AVAILABLE: Final = "Available"
 PROGRESSING: Final = "Progressing"
 ATTACHED: Final = "GatewayAttached"
+NO_ROUTE: Final = "NoRoute"
 PRECISE: Final = "Precise"
 UPGRADE: Final = "UpgradePending"
 MONITORED: Final = "Monitored"
@@ -145,7 +148,21 @@ def attached(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> Condi
             return Condition(ATTACHED, TRUE, "EnvoyServing", f"{ready} Envoy pods are ready")
         why = _why(observed, observed.envoy, ENVOY)
         return Condition(ATTACHED, FALSE, "EnvoyUnavailable", f"no Envoy pod is ready: {why}")
+    if not pool.gateway.has_route:
+        return _named_by_others(pool, observed)
     return _routed(observed)
+
+
+def _named_by_others(pool: Pool, observed: ObservedPool) -> Condition:
+    """Return the condition of a pool that only routes of the user's own name."""
+    gateways = [(str(ref["name"]), conditions) for ref, conditions in reports(observed.extension)]
+    if not gateways:
+        message = (
+            f"the pool has no route, and no gateway reports one that names the InferencePool {pool.name} of "
+            f"{POOL_GROUP}: create it, or set spec.gateway.parentRefs"
+        )
+        return Condition(ATTACHED, UNKNOWN, NO_ROUTE, message)
+    return _accepted(gateways)
 
 
 def _routed(observed: ObservedPool) -> Condition:
@@ -158,13 +175,18 @@ def _routed(observed: ObservedPool) -> Condition:
             "routes from this namespace"
         )
         return Condition(ATTACHED, UNKNOWN, "NoAnswer", message)
+    return _accepted(gateways)
+
+
+def _accepted(gateways: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> Condition:
+    """Return the first refusal of a Gateway, by the conditions that each reports."""
     for name, conditions in gateways:
         for kind in ("Accepted", "ResolvedRefs"):
             each = conditions.get(kind, {"status": "True"})
             if each.get("status") != "True":
                 reason = str(each.get("reason") or "NotAttached")
                 return Condition(ATTACHED, FALSE, reason, f"{name}: {each.get('message') or kind}")
-    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in gateways))
+    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(dict(gateways)))
 
 
 def precise(pool: Pool, plan: Plan | None, notes: Sequence[Note]) -> Condition | None:
@@ -247,6 +269,8 @@ def _degraded(pool: Pool | None, observed: ObservedPool) -> list[str]:
 def _fine(condition: Condition, *, zero: bool) -> bool:
     if condition.type == PROGRESSING:
         return condition.reason in ("Settled", "Paused")
+    if condition.reason == NO_ROUTE:  # the pool waits for no route, and some gateways report none
+        return True
     return condition.holds or (condition.type == AVAILABLE and zero)
 
 
