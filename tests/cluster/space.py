@@ -43,6 +43,7 @@ VERSIONS: Final = {
     "PodDisruptionBudget": "policy/v1",
     "InferencePool": "kvist.dev/v1alpha1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
     "PodMonitor": "monitoring.coreos.com/v1",
     "HorizontalPodAutoscaler": "autoscaling/v2",
     "EndpointSlice": "discovery.k8s.io/v1",

@@ -1,7 +1,7 @@
 """A pool of the Gateway API Inference Extension behind a real Istio."""
 
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
@@ -23,6 +23,25 @@ IN_CLUSTER: Final = {"networking.istio.io/service-type": "ClusterIP"}
 """For a Gateway: nothing here gives addresses to a Service of type LoadBalancer."""
 OUT_OF_MESH: Final = {"sidecar.istio.io/inject": "false"}
 BY_LABEL: Final = 'with the label `sidecar.istio.io/inject: "false"` in spec.picker.podTemplate'
+OWN_ROUTE: Final[dict[str, Any]] = {
+    "apiVersion": "gateway.networking.k8s.io/v1",
+    "kind": "HTTPRoute",
+    "metadata": {"name": "models"},
+    "spec": {
+        "parentRefs": [{"name": "edge"}],
+        "hostnames": [pools.HOST],
+        "rules": [
+            {
+                "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                "backendRefs": [
+                    {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "routed"}
+                ],
+                "timeouts": {"request": "0s"},
+            }
+        ],
+    },
+}
+"""A route that a user writes."""
 [SECURITY] = RESTRICTED
 """Label of the namespaces that tests have."""
 
@@ -94,6 +113,55 @@ async def test_a_telemetry_resource_reports_the_ends(commands: Commands, pool: S
         while await pools.counted(pool, pools.ENDS) < MORE:
             await load.until(MORE)
     assert load.failures == []
+
+
+async def test_a_route_of_the_user_s_replaces_the_pool_s(pool: Served) -> None:
+    """No request fails while a pool's own route gives way to one of the user's, and back: the pickers are
+    asked, the status follows the Gateway that names the pool, and only its pods may connect to the
+    engines."""
+    room, gateway = pool.room, (await pool.get())["spec"]["gateway"]
+
+    async def attached_by(reason: str) -> bool:
+        return condition(await pool.get(), "GatewayAttached")["reason"] == reason
+
+    async def peers() -> str:
+        [policy] = [one for one in await room.all_of("NetworkPolicy") if one["metadata"]["name"] == pool.name]
+        return str(policy["spec"]["ingress"])
+
+    before = await peers()
+    assert "gateway-name" in before
+    async with pool.load() as load:
+        await load.until(MORE)
+        await room.apply(OWN_ROUTE)
+        await room.until(lambda: named(room), "Istio reports the route of the user's")
+        await pool.patch(gateway={"parentRefs": None, "hostnames": None})
+        await room.until(lambda: gone(room, "HTTPRoute", pool.name), "no route of the pool's")
+        await room.until(lambda: attached_by("RouteAccepted"), "attached")
+        picks = await pools.counted(pool, PICKS)
+        await load.until(MORE)
+        assert await pools.counted(pool, PICKS) > picks
+        assert await peers() == before
+        await pool.patch(gateway=gateway)
+        await room.until(lambda: routed(room, pool.name), "a route of the pool's")
+        await room.remove("HTTPRoute", OWN_ROUTE["metadata"]["name"])
+        await load.until(MORE)
+    assert load.failures == []
+
+
+async def named(room: Space) -> bool:
+    """Return whether Istio has taken the route of the user's."""
+    return accepted(await room.get("HTTPRoute", OWN_ROUTE["metadata"]["name"]), "parents")
+
+
+async def routed(room: Space, name: str) -> bool:
+    """Return whether Istio has taken the pool's route."""
+    found = await room.found("HTTPRoute", name)
+    return found is not None and accepted(found, "parents")
+
+
+async def gone(room: Space, kind: str, name: str) -> bool:
+    """Return whether an object is no longer there."""
+    return await room.found(kind, name) is None
 
 
 async def test_a_label_leaves_pods_out_of_the_mesh(commands: Commands, pool: Served, restored: None) -> None:
