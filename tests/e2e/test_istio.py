@@ -122,7 +122,7 @@ async def test_a_route_of_the_user_s_replaces_the_pool_s(pool: Served) -> None:
     room, gateway = pool.room, (await pool.get())["spec"]["gateway"]
 
     async def attached_by(reason: str) -> bool:
-        return condition(await pool.get(), "GatewayAttached")["reason"] == reason
+        return bool(condition(await pool.get(), "GatewayAttached")["reason"] == reason)
 
     async def peers() -> str:
         [policy] = [one for one in await room.all_of("NetworkPolicy") if one["metadata"]["name"] == pool.name]
