@@ -14,6 +14,7 @@ from kvist_operator.cluster.capabilities import (
 )
 from kvist_operator.cluster.kinds import CHILDREN, CLAIM, SECURITY_CONSTRAINTS, Target
 from kvist_operator.errors import Forbidden, Unavailable
+from kvist_operator.manifests.object_names import Referrer
 from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import make_plan
 from kvist_operator.spec import read_pool
@@ -205,14 +206,27 @@ async def test_controllers_are_those_of_the_classes_of_the_pool_s_gateways() -> 
     assert await Capabilities(cluster, nodes_allowed=True).controllers(pool) == frozenset()
 
 
-async def test_gateways_with_routes_of_the_user_s_are_looked_up_too() -> None:
-    """A pool without a route has the controllers of the Gateways that have one to it."""
+async def test_gateways_with_routes_of_the_user_s_have_the_controllers_of_their_classes() -> None:
+    """A Gateway that is absent, as Istio calls parents of other kinds, has none, whatever the report says;
+    one that may not be read has that of the report."""
     cluster = Memory()
     cluster.put(gateway("edge", "mesh", "doors"))
     cluster.put(gateway_class("mesh", "istio.io/gateway-controller"))
+    reported = (
+        Referrer("doors", "edge", controller="x"),
+        Referrer("doors", "absent", controller="x"),
+        Referrer("doors", "set", "ListenerSet", "x"),
+        Referrer("doors", "a/b", controller="x"),
+    )
     made = Capabilities(cluster, nodes_allowed=True)
-    referring = ({"name": "edge", "namespace": "doors"}, {"name": "absent"})
-    assert await made.controllers(attached(), referring) == {"istio.io/gateway-controller"}
+    found = [each.controller for each in await made.resolved(reported)]
+    assert found == ["istio.io/gateway-controller", "", "x", "x"]
+
+    async def refuse(target: Target) -> dict[str, Any] | None:
+        raise Forbidden(f"may not read {target}", 403)
+
+    cluster.get = refuse  # type: ignore[method-assign]
+    assert await Capabilities(cluster, nodes_allowed=True).resolved(reported) == reported
 
 
 async def test_a_gateway_that_may_not_be_read_keeps_the_last_controller(

@@ -11,6 +11,7 @@ from tests.operator.manifested import CASES, SITE, rendered, resource
 
 from kvist_operator.errors import SpecError
 from kvist_operator.manifests import Api, Rendered, Site
+from kvist_operator.manifests.object_names import Referrer
 from kvist_operator.spec import read_pool
 from kvist_operator.status.views import controllers
 
@@ -92,19 +93,43 @@ def test_clients_do_not_reach_engines_and_the_gateway_does(
     assert reasons(found) == []
 
 
-@pytest.mark.parametrize(
-    ("gateway", "expected"),
-    [({"mode": "Route"}, {"proxy of another"}), (ROUTE, {"proxy of another", "proxy"})],
-    ids=["no route of the pool's", "beside the pool's route"],
-)
-def test_gateways_with_a_route_of_the_user_s_reach_the_engines(gateway: Json, expected: set[str]) -> None:
-    """The Gateways that the status of the pool's InferencePool names connect to the engines."""
-    referring = ({"name": "edge", "namespace": "else"},)
-    site = replace(SITE, gateways=frozenset({EG}), referring=referring)
-    found = rendered("minimal", site, gateway=gateway)
+def named(*referring: Referrer) -> Rendered:
+    """Return a pool without a route, to which these have one."""
+    return rendered("minimal", replace(SITE, referring=referring), gateway={"mode": "Route"})
 
-    assert admitted(found) == SCRAPERS | {"merged"} | expected
-    assert reasons(found) == []
+
+def test_gateways_with_a_route_of_the_user_s_reach_the_engines() -> None:
+    """The Gateways that the status of the pool's InferencePool names connect to the engines, each by the
+    labels of its controller."""
+    istio = Referrer("infra", "edge", controller="istio.io/gateway-controller")
+    envoy = Referrer("else", "edge", controller=EG)
+
+    assert admitted(named(istio)) == SCRAPERS | {"istio"}
+    assert admitted(named(envoy)) == SCRAPERS | {"merged", "proxy of another"}
+    both = named(envoy, istio)
+    assert admitted(both) == SCRAPERS | {"merged", "proxy of another", "istio"}
+    assert reasons(both) == []
+
+
+@pytest.mark.parametrize(
+    ("strange", "why"),
+    [
+        (None, "no gateway reports a route to the pool"),
+        (Referrer("infra", "b"), "gateways by an unknown controller"),
+        (Referrer("infra", "b", controller="acme.io/gw"), "gateways by acme.io/gw"),
+        (Referrer("infra", "b", "ListenerSet", EG), "a parent of kind ListenerSet"),
+        (Referrer("infra", "../b", controller=EG), "a parent of kind Gateway"),
+        (Referrer("infra", "b" * 64, controller=EG), "longer than a label"),
+    ],
+)
+def test_one_gateway_that_is_not_known_opens_the_port(strange: Referrer | None, why: str) -> None:
+    """Known Gateways beside it change nothing: it would be cut off."""
+    known = Referrer("else", "edge", controller=EG)
+    found = named(known, strange) if strange else named()
+
+    assert admitted(found) == set(EVERYBODY)
+    [note] = [note for note in found.notes if note.reason in NOTED]
+    assert why in note.message
 
 
 @pytest.mark.parametrize(
@@ -112,7 +137,6 @@ def test_gateways_with_a_route_of_the_user_s_reach_the_engines(gateway: Json, ex
     [
         ({"mode": "None"}, set(), "spec.gateway.mode is None"),
         (ROUTE, set(), "no gateway has answered the route"),
-        ({"mode": "Route"}, {EG}, "no gateway has answered the route"),
         (ROUTE, {"networking.gke.io/gateway"}, "gateways by networking.gke.io/gateway are not known"),
         (ROUTE, {EG, "acme.example/edge"}, "gateways by acme.example/edge are not known"),
         (

@@ -195,6 +195,58 @@ async def test_the_engines_port_closes_when_the_gateway_has_answered(ground: Gro
     assert "no gateway has answered" not in " ".join((await ground.status()).get("advice", []))
 
 
+async def test_a_pool_without_a_route_follows_what_gateways_report(ground: Ground) -> None:
+    """The Gateways in the status of the InferencePool are those that may connect, whatever their order; GKE's
+    policies stay once they are there, since users add to them."""
+    policy = Target(kind_named("networking.k8s.io", "NetworkPolicy"), "forest", "twig")
+    named = Target(kind_named("inference.networking.k8s.io", "InferencePool"), "forest", "twig")
+
+    async def reported(*names: str) -> Json:
+        made = await ground.cluster.get(named)
+        assert made is not None
+        answers = [{"parentRef": {"name": name}} for name in names]
+        ground.cluster.put({**made, "status": {"parents": answers}})
+        ground.cluster.writes.clear()
+        await ground.look()
+        found = {each["type"]: each for each in (await ground.status())["conditions"]}
+        attached: Json = found["GatewayAttached"]
+        return attached
+
+    async def first_rule() -> str:
+        found = await ground.cluster.get(policy)
+        assert found is not None
+        return str(found["spec"]["ingress"])
+
+    group = {"apiVersion": "gateway.networking.k8s.io/v1"}
+    classes = {"istio": "istio.io/gateway-controller", "gke": "networking.gke.io/gateway"}
+    for name, controller in classes.items():
+        spec = {"controllerName": controller}
+        ground.cluster.put({**group, "kind": "GatewayClass", "metadata": {"name": name}, "spec": spec})
+    for name, of in (("a", "istio"), ("b", "istio"), ("l7", "gke")):
+        meta = {"name": name, "namespace": "forest"}
+        ground.cluster.put({**group, "kind": "Gateway", "metadata": meta, "spec": {"gatewayClassName": of}})
+    ground.cluster.absent = set()
+    ground.put(gateway={"mode": "Route"})
+    await ground.look()
+    assert (await reported())["reason"] == "NoRoute"
+    assert "gateway-name" not in await first_rule()
+    assert not any("HTTPRoute" in write for write in ground.cluster.writes)
+
+    assert (await reported("b", "a"))["message"] == "a, b"
+    assert "apply NetworkPolicy twig" in ground.cluster.writes
+    assert "'gateway.networking.k8s.io/gateway-name': 'b'" in await first_rule()
+    await reported("a", "b", "a")
+    assert "apply NetworkPolicy twig" not in ground.cluster.writes
+
+    await reported("l7")
+    assert "gateway-name" not in await first_rule()
+    ground.restart()
+    await reported()
+    for kind in ("HealthCheckPolicy", "GCPBackendPolicy"):
+        assert await ground.cluster.get(Target(kind_named("networking.gke.io", kind), "forest", "twig"))
+        assert f"delete {kind} twig" not in ground.cluster.writes
+
+
 @pytest.mark.parametrize("read", [True, False], ids=["gateways may be read", "they may not"])
 async def test_a_route_of_gke_has_no_timeouts(ground: Ground, *, read: bool) -> None:
     """GKE refuses routes with timeouts. A Gateway that may be read is known by its class before the route is

@@ -271,38 +271,50 @@ def test_a_route_is_attached_when_its_gateway_says_so(said: list[Json], expected
     assert found["Ready"][0] == ("True" if expected[0] == "True" else "False")
 
 
+def says(name: str, kind: str, status: str, reason: str = "", **ref: str) -> Json:
+    """Return what one Gateway reports on an InferencePool."""
+    condition = {"type": kind, "status": status, "reason": reason, "message": f"{reason} here"}
+    return {"parentRef": PARENT | {"name": name} | ref, "conditions": [condition]}
+
+
 @pytest.mark.parametrize(
-    ("said", "expected", "fit"),
+    ("said", "expected", "fit", "message"),
     [
-        ([], ("Unknown", "NoRoute"), "True"),
-        ([{"parentRef": {"kind": "Status", "name": "default"}}], ("Unknown", "NoRoute"), "True"),
-        ([{"parentRef": PARENT}], ("True", "RouteAccepted"), "True"),
+        ([], ("Unknown", "NoRoute"), "True", "InferencePool twig of inference.networking.k8s.io"),
+        ([{"parentRef": {"kind": "Status", "name": "default"}}], ("Unknown", "NoRoute"), "True", "create it"),
+        ([{"parentRef": None}, {}], ("Unknown", "NoRoute"), "True", "create it"),
+        ([{"parentRef": PARENT}], ("True", "RouteAccepted"), "True", "gateways/edge"),
         (
             [
-                {"parentRef": PARENT, "conditions": [{"type": "Accepted", "status": "True"}]},
-                {
-                    "parentRef": PARENT | {"name": "other"},
-                    "conditions": [
-                        {"type": "Accepted", "status": "True"},
-                        {"type": "ResolvedRefs", "status": "False", "reason": "InvalidExtensionRef"},
-                    ],
-                },
+                says("b", "ResolvedRefs", "False", "NoPicker", namespace="forest"),
+                says("a", "Accepted", "True"),
             ],
-            ("False", "InvalidExtensionRef"),
-            "False",
+            ("True", "RouteAccepted"),
+            "True",
+            "gateways/a; b: NoPicker here",
         ),
+        (
+            [says("a", "Accepted", "False", "NoRoute")],
+            ("False", "NoRoute"),
+            "False",
+            "gateways/a: NoRoute here",
+        ),
+        ([says("a", "Accepted", "Unknown", "Pending")], ("Unknown", "Pending"), "False", "Pending here"),
     ],
 )
 def test_without_a_route_the_gateways_that_name_the_pool_say_so(
-    said: list[Json], expected: tuple[str, str], fit: str
+    said: list[Json], expected: tuple[str, str], fit: str, message: str
 ) -> None:
-    """A pool without a route is attached when a Gateway reports on its InferencePool, and Ready waits for
-    none: some gateways report nothing. A refusal of a Gateway is one of the pool."""
+    """A pool without a route is attached when one Gateway accepts its InferencePool, and Ready waits for no
+    report: some gateways write none."""
     extension = one(rendered("named-by-routes"), "InferencePool", "twig") | {"status": {"parents": said}}
 
-    found = told(replace(WELL, extension=extension), subject("named-by-routes"))
+    observed = replace(WELL, extension=extension)
+    found = told(observed, subject("named-by-routes"))
     assert found["GatewayAttached"] == expected
     assert found["Ready"][0] == fit
+    whole = conditions(status(subject("named-by-routes"), observed, {}, NOW))
+    assert message in whole["GatewayAttached"]["message"]
 
 
 def test_a_missing_api_is_a_condition() -> None:

@@ -6,7 +6,7 @@ They are discovered periodically and kept in between, so that reconciling a pool
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
 from kvist_operator.hardware import find_accelerator, unlisted_accelerator
-from kvist_operator.manifests.object_names import Api
+from kvist_operator.manifests.object_names import Api, Referrer
 from kvist_operator.node_labels import (
     PRODUCT_LABELS,
     NodeFacts,
@@ -88,7 +88,7 @@ class Capabilities:
     latest: CapabilitySnapshot = CapabilitySnapshot()
     _claims: dict[Target, tuple[frozenset[str] | None, float]] = field(default_factory=dict)
     """Access modes of claims, or the time from which an absent one is looked up again."""
-    _controllers: dict[Target, tuple[str, float]] = field(default_factory=dict)
+    _controllers: dict[Target, tuple[str | None, float]] = field(default_factory=dict)
     """Controller of each Gateway, empty if it is not known, and the time from which it is read again."""
     _counts: dict[str, dict[str, str]] = field(default_factory=dict)
     """Label with the number of accelerators of nodes that have none themselves, by the node's name."""
@@ -155,19 +155,30 @@ class Capabilities:
             self._claims[target] = (known, until)
         return {} if known is None else {target.name: known}
 
-    async def controllers(self, pool: Pool, referring: Sequence[Mapping[str, str]] = ()) -> frozenset[str]:
-        """Return the controllers of the Gateways that a pool names, and of those with other routes to it, by
-        the Gateways' classes. Those that are absent or may not be read are left out; their answer to the
-        route names them later."""
+    async def controllers(self, pool: Pool) -> frozenset[str]:
+        """Return the controllers of the Gateways that a pool names, by the Gateways' classes. Those that are
+        absent or may not be read are left out; their answer to the route names them later."""
         if pool.gateway.mode != "Route":
             return frozenset()
-        gateways = (*pool.gateway.parents, *referring)
-        named = [each for each in gateways if each.get("kind", "Gateway") == "Gateway"]
+        named = [each for each in pool.gateway.parents if each.get("kind", "Gateway") == "Gateway"]
         targets = [Target(GATEWAY, each.get("namespace", pool.namespace), each["name"]) for each in named]
-        return frozenset([await self._controller(target) for target in targets]) - {""}
+        return frozenset([await self._controller(target) or "" for target in targets]) - {""}
 
-    async def _controller(self, gateway: Target) -> str:
-        known, until = self._controllers.get(gateway, ("", 0.0))
+    async def resolved(self, referring: Iterable[Referrer]) -> tuple[Referrer, ...]:
+        """Return these Gateways with the controllers of their classes; with none if there is no such Gateway,
+        and with those that they came with if it may not be read."""
+        found = []
+        for each in referring:
+            known = None
+            if each.is_gateway:
+                known = await self._controller(Target(GATEWAY, each.namespace, each.name))
+            found.append(each if known is None else replace(each, controller=known))
+        return tuple(found)
+
+    async def _controller(self, gateway: Target) -> str | None:
+        """Return the controller of a Gateway: empty if it or its class is absent, None if it has never been
+        readable."""
+        known, until = self._controllers.get(gateway, (None, 0.0))
         if time.monotonic() >= until:
             with suppress(ClusterError):
                 name = await self._field(gateway, "gatewayClassName")

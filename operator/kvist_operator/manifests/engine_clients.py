@@ -2,7 +2,7 @@
 
 The pool's own picker and Envoy are known. The pods of a gateway that others run are known by their labels if
 the gateway's controller is one of ``CONTROLLERS``, which it writes into the status of the pool's HTTPRoute.
-Gateways with other routes to the pool are those that the status of the pool's InferencePool names.
+Of a pool without a route they are those that the status of its InferencePool names (``Site.referring``).
 Where the clients cannot be known the port stays open, and a note says so: a wrong guess would cut off all
 requests.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 from kvist_operator.spec.pool import Pool
 
-from .object_names import ENVOY_GATEWAY, ISTIO, NGINX, Api, Json, Note, Site
+from .object_names import ENVOY_GATEWAY, ISTIO, NGINX, Api, Json, Note, Referrer, Site
 
 UNKNOWN: Final = "ClientsUnknown"
 UNSCRAPED: Final = "MetricsClosed"
@@ -67,21 +67,31 @@ def _unknown(pool: Pool, site: Site) -> str:
         return "spec.gateway.mode is None, which does not say who their clients are"
     if pool.gateway.mode == "Envoy":
         return ""
-    gateways = _gateways(pool, site)
-    other = next((each.get("kind") for each in gateways if each.get("kind", "Gateway") != "Gateway"), "")
+    if not pool.gateway.has_route:
+        found = (why for each in site.referring if (why := _unknown_referrer(each)))
+        return next(found, "" if site.referring else "no gateway reports a route to the pool")
+    other = next(
+        (each.get("kind") for each in pool.gateway.parents if each.get("kind", "Gateway") != "Gateway"), ""
+    )
     if other:
         return f"the pods of a parent of kind {other} are not known"
-    if any(len(each["name"]) > LABEL_LENGTH for each in gateways):
+    if any(len(each["name"]) > LABEL_LENGTH for each in pool.gateway.parents):
         return "the Gateway's name is longer than a label, so its pods are not known"
     strange = sorted(_controllers(pool, site) - CONTROLLERS.keys())
     if strange:
         return f"the pods of gateways by {', '.join(strange)} are not known"
-    answered = gateways and _controllers(pool, site)
-    return "" if answered else "no gateway has answered the route, so its pods are not known"
+    return "" if _controllers(pool, site) else "no gateway has answered the route, so its pods are not known"
 
 
-def _gateways(pool: Pool, site: Site) -> list[Mapping[str, str]]:
-    return [*pool.gateway.parents, *site.referring]
+def _unknown_referrer(found: Referrer) -> str:
+    """Return why the pods of a Gateway with a route of the user's are not known; empty if they are."""
+    if not found.is_gateway:
+        return f"the pods of a parent of kind {found.kind} are not known"
+    if len(found.name) > LABEL_LENGTH:
+        return "the Gateway's name is longer than a label, so its pods are not known"
+    if found.controller not in CONTROLLERS:
+        return f"the pods of gateways by {found.controller or 'an unknown controller'} are not known"
+    return ""
 
 
 def _controllers(pool: Pool, site: Site) -> frozenset[str]:
@@ -96,8 +106,10 @@ def _gateway_peers(pool: Pool, site: Site) -> Iterator[Json]:
         return
     found: list[Json] = []
     for controller in sorted(_controllers(pool, site)):
-        for parent in _gateways(pool, site):
+        for parent in pool.gateway.parents:
             found += CONTROLLERS[controller](parent["name"], parent.get("namespace", pool.namespace))
+    for each in site.referring:
+        found += CONTROLLERS[each.controller](each.name, each.namespace)
     yield from (peer for i, peer in enumerate(found) if peer not in found[:i])
 
 

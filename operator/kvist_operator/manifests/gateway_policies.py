@@ -91,6 +91,12 @@ def _envoy(names: ObjectNames, _pool: Pool, _plan: Plan, _backend: Json) -> Iter
     yield Api.TRAFFIC_POLICY, f"{ENVOY_GROUP}/v1alpha1", "BackendTrafficPolicy", spec
 
 
+def kept_controllers(kinds: frozenset[str]) -> frozenset[str]:
+    """Return the gateways whose policies for an InferencePool exist, by the kinds of a pool's objects. They
+    stay while no gateway reports a route to it, since users add settings to them."""
+    return frozenset({GKE}) if kinds & {"HealthCheckPolicy", "GCPBackendPolicy"} else frozenset()
+
+
 def route_target(names: ObjectNames) -> Json:
     """Return the reference to a pool's route by which policies target it."""
     return {"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}

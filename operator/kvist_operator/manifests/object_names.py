@@ -1,5 +1,6 @@
 """Names, labels, ports and annotations of a pool's objects, and the site that they are rendered for. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +23,7 @@ from kvist_operator.spec.pool import (
 
 Json = dict[str, Any]
 
+OBJECT_NAME: Final = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 MANAGER: Final = "kvist-operator"
 """Value of ``app.kubernetes.io/managed-by``, and the field manager of every apply."""
 API_VERSION: Final = "kvist.dev/v1alpha1"
@@ -156,6 +158,24 @@ class Api(StrEnum):
     POD_MONITOR = "podmonitors.monitoring.coreos.com"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Referrer:
+    """A Gateway, or another parent of a route, that has a route to a pool's InferencePool."""
+
+    namespace: str
+    name: str
+    kind: str = "Gateway"
+    """Kind; of another group than that of the Gateway API: with the group behind it."""
+    controller: str = ""
+    """Name of its controller; empty if it is not known."""
+
+    @property
+    def is_gateway(self) -> bool:
+        """Return whether it can be a Gateway: the status may hold anything."""
+        names = (self.name, self.namespace)
+        return self.kind == "Gateway" and all(re.fullmatch(OBJECT_NAME, each) for each in names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """The cluster and namespace that a pool is rendered for."""
@@ -168,9 +188,10 @@ class Site:
     """Labels of each node; empty where nodes may not be read."""
     gateways: frozenset[str] = frozenset()
     """Controllers of the pool's gateways: those of their classes, as far as they may be read, and those that
-    have answered the pool's route or InferencePool (``status.parents``)."""
-    referring: Sequence[Mapping[str, str]] = ()
-    """Name and namespace of Gateways with a route to the pool's InferencePool, as its ``status`` says."""
+    have answered the pool's route (``status.parents`` of an HTTPRoute). Of a pool without a route: those of
+    ``referring``."""
+    referring: tuple[Referrer, ...] = ()
+    """What has a route to the InferencePool of a pool without one."""
     storage: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What engines of other pools of the namespace agree on to share blocks (``status.plan.storage``), by the
     name of the pool."""

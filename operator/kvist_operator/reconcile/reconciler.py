@@ -19,6 +19,7 @@ from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.cluster.presets import Presets
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
+from kvist_operator.manifests.gateway_policies import kept_controllers
 from kvist_operator.manifests.object_names import ENGINE, ENVOY, KV_CLEANER, PICKER, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import Pool, read_pool
@@ -30,7 +31,8 @@ from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.known_model import known_model
 from kvist_operator.status.mesh import mesh_notes
 from kvist_operator.status.pairs import pairs_of
-from kvist_operator.status.views import Trouble, controllers, referring
+from kvist_operator.status.referrers import referrers
+from kvist_operator.status.views import Trouble, controllers
 
 from .applier import Applier, ApplyResult
 from .certificate_secret import CertificateSecrets
@@ -163,8 +165,8 @@ class Reconciler:
         if found is None:
             return Intent(pool=pool)
         seen = self.capabilities.latest
-        there = children_of(pool.name, self.cache.children(key))
-        named = referring(there.extension)
+        children = self.cache.children(key)
+        there = children_of(pool.name, children)
         site = replace(
             self.images,
             apis=seen.apis,
@@ -174,10 +176,8 @@ class Reconciler:
                 with_required_labels(seen.labels, there.workload), there.prefill
             ),
             assigns_users=seen.assigns_users,
-            gateways=controllers(there.route, there.extension)
-            | await self.capabilities.controllers(pool, named),
-            referring=named,
         )
+        site = await self._with_gateways(site, pool, there, frozenset(each["kind"] for each in children))
         accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
         version = preset["metadata"].get("resourceVersion") if preset else None
         inputs = (pool.uid, pool.generation, version, id(found), site, tuple(accelerators))
@@ -189,6 +189,19 @@ class Reconciler:
         while len(self._intents) > CACHED_INTENTS:
             del self._intents[next(iter(self._intents))]
         return intent
+
+    async def _with_gateways(
+        self, site: Site, pool: Pool, there: ObservedPool, kinds: frozenset[str]
+    ) -> Site:
+        """Return the site with the pool's gateways: those of its route, or those with other routes to it.
+        ``kinds``: of the pool's objects."""
+        if pool.gateway.has_route or not pool.gateway.of_extension:
+            return replace(
+                site, gateways=controllers(there.route) | await self.capabilities.controllers(pool)
+            )
+        found = await self.capabilities.resolved(referrers(there.extension, pool.namespace))
+        known = frozenset(each.controller for each in found) - {""}
+        return replace(site, gateways=known | kept_controllers(kinds), referring=found)
 
     def _storage(self, key: PoolKey, pool: Pool) -> dict[str, dict[str, str]]:
         """Return what engines of other pools of the namespace agree on to share blocks on a claim."""

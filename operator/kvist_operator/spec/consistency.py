@@ -1,7 +1,7 @@
 """Fields of a pool that contradict each other, and fields that have no effect. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvist_kube.quantity import parse_quantity
@@ -176,9 +176,8 @@ def _ignored(pool: Pool) -> Iterator[str]:
             f"spec.engine.env: {API_KEY_VARIABLE} is not known to the picker, which then cannot prewarm: set "
             "spec.engine.apiKeySecretRef"
         )
-    preset = pool.preset.fields if pool.preset else ()  # one that is for pools with and without an Envoy
-    from_preset = any(each.startswith(ENVOYS.path) for each in preset)
-    yield from _ignored_gateway(pool.gateway, from_preset=from_preset)
+    preset = pool.preset.fields if pool.preset else ()  # one that is for pools with and without these
+    yield from _ignored_gateway(pool.gateway, preset)
     if (pool.engine.max_loras or pool.engine.max_cpu_loras) and not model.adapters:
         yield "spec.engine.maxLoras and maxCpuLoras have no effect without spec.model.adapters; drop both"
     if pool.engine.scheduling_policy == "FCFS" and picker.priorities:
@@ -192,11 +191,12 @@ def _ignored(pool: Pool) -> Iterator[str]:
         yield "spec.workload.sharedPrefixTokens has no effect while prefixCaching is Disabled; leave it out"
 
 
-def _ignored_gateway(gateway: GatewaySpec, *, from_preset: bool) -> Iterator[str]:
-    if gateway.pod_template and gateway.mode != "Envoy" and not from_preset:
+def _ignored_gateway(gateway: GatewaySpec, preset: Sequence[str]) -> Iterator[str]:
+    own = not any(each.startswith(ENVOYS.path) for each in preset)
+    if gateway.pod_template and gateway.mode != "Envoy" and own:
         yield f"spec.gateway.podTemplate has no effect: spec.gateway.mode is {gateway.mode}; leave it out"
     if gateway.mode == "Route":
-        if gateway.hostnames and not gateway.has_route:
+        if gateway.hostnames and not gateway.has_route and "spec.gateway.hostnames" not in preset:
             yield "spec.gateway.hostnames has no effect without parentRefs: routes of your own name theirs"
         return
     given = {"parentRefs": gateway.parents, "hostnames": gateway.hostnames}

@@ -319,8 +319,8 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
         ),
         "NoRoute": Reason(
             "the pool has no route of its own, and no gateway reports another one to its InferencePool",
-            "create a [route of your own](attach-gateway.md#routes-of-your-own), or set "
-            "`spec.gateway.parentRefs`; a gateway that reports on no InferencePools serves without",
+            "create a route that names the InferencePool, or set `spec.gateway.parentRefs`; nothing, if your "
+            "gateway does not report on InferencePools",
         ),
         "Paired": Reason(
             "every ready engine has one to exchange blocks with",

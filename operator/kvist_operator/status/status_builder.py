@@ -42,6 +42,7 @@ from .condition import FALSE, TRUE, UNKNOWN, Condition, written
 from .diagnosis import refused, worst
 from .known_model import model_status
 from .pairs import disaggregated
+from .referrers import attachment
 from .views import (
     Counts,
     Object,
@@ -50,7 +51,6 @@ from .views import (
     counts,
     parents,
     plan_status,
-    reports,
     role_status,
     selector,
     summary,
@@ -61,7 +61,6 @@ ACCEPTED: Final = "Accepted"
 AVAILABLE: Final = "Available"
 PROGRESSING: Final = "Progressing"
 ATTACHED: Final = "GatewayAttached"
-NO_ROUTE: Final = "NoRoute"
 PRECISE: Final = "Precise"
 UPGRADE: Final = "UpgradePending"
 MONITORED: Final = "Monitored"
@@ -155,14 +154,12 @@ def attached(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> Condi
 
 def _named_by_others(pool: Pool, observed: ObservedPool) -> Condition:
     """Return the condition of a pool that only routes of the user's own name."""
-    gateways = [(str(ref["name"]), conditions) for ref, conditions in reports(observed.extension)]
-    if not gateways:
-        message = (
-            f"the pool has no route, and no gateway reports one that names the InferencePool {pool.name} of "
-            f"{POOL_GROUP}: create it, or set spec.gateway.parentRefs"
-        )
-        return Condition(ATTACHED, UNKNOWN, NO_ROUTE, message)
-    return _accepted(gateways)
+    message = (
+        f"the pool has no route, and no gateway reports one that names the InferencePool {pool.name} of "
+        f"{POOL_GROUP}: create it, or set spec.gateway.parentRefs"
+    )
+    found = attachment(observed.extension, pool.namespace, ATTACHED)
+    return found or Condition(ATTACHED, UNKNOWN, "NoRoute", message)
 
 
 def _routed(observed: ObservedPool) -> Condition:
@@ -175,18 +172,13 @@ def _routed(observed: ObservedPool) -> Condition:
             "routes from this namespace"
         )
         return Condition(ATTACHED, UNKNOWN, "NoAnswer", message)
-    return _accepted(gateways)
-
-
-def _accepted(gateways: Sequence[tuple[str, Mapping[str, Mapping[str, Any]]]]) -> Condition:
-    """Return the first refusal of a Gateway, by the conditions that each reports."""
     for name, conditions in gateways:
         for kind in ("Accepted", "ResolvedRefs"):
             each = conditions.get(kind, {"status": "True"})
             if each.get("status") != "True":
                 reason = str(each.get("reason") or "NotAttached")
                 return Condition(ATTACHED, FALSE, reason, f"{name}: {each.get('message') or kind}")
-    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(dict(gateways)))
+    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in gateways))
 
 
 def precise(pool: Pool, plan: Plan | None, notes: Sequence[Note]) -> Condition | None:
@@ -269,8 +261,8 @@ def _degraded(pool: Pool | None, observed: ObservedPool) -> list[str]:
 def _fine(condition: Condition, *, zero: bool) -> bool:
     if condition.type == PROGRESSING:
         return condition.reason in ("Settled", "Paused")
-    if condition.reason == NO_ROUTE:  # the pool waits for no route, and some gateways report none
-        return True
+    if condition.type == ATTACHED and condition.status == UNKNOWN and condition.reason == "NoRoute":
+        return True  # the pool waits for no route, and some gateways report none
     return condition.holds or (condition.type == AVAILABLE and zero)
 
 
@@ -372,5 +364,6 @@ def url(pool: Pool) -> str:
     if pool.gateway.mode == "Envoy":
         return f"http://{names.host(names.envoy)}"
     if pool.gateway.mode == "Route":
-        return f"http://{pool.gateway.hostnames[0]}" if pool.gateway.hostnames else ""
+        named = pool.gateway.hostnames if pool.gateway.has_route else ()
+        return f"http://{named[0]}" if named else ""
     return f"http://{names.host(names.engine)}:{ENGINE_PORT}"

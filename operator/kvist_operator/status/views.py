@@ -159,29 +159,9 @@ def parents(route: Object | None) -> list[tuple[str, Mapping[str, Object]]]:
     return [(ref["name"], _conditions_of(ref, reported)) for ref in route["spec"].get("parentRefs") or ()]
 
 
-def reports(extension: Object | None) -> list[tuple[Object, Mapping[str, Object]]]:
-    """Return the reference to each Gateway that has a route to an InferencePool of the extension, with the
-    conditions that its controller reports. Parents of other kinds are placeholders (``kind: Status``)."""
-    reported = ((extension or {}).get("status") or {}).get("parents") or ()
-    named = [(each.get("parentRef") or {}, each) for each in reported]
-    return [
-        (ref, {c["type"]: c for c in each.get("conditions") or ()})
-        for ref, each in named
-        if ref.get("name") and ref.get("kind", "Gateway") == "Gateway"
-    ]
-
-
-def referring(extension: Object | None) -> tuple[Mapping[str, str], ...]:
-    """Return name and namespace of those Gateways."""
-    return tuple(
-        {"name": ref["name"], **({"namespace": ref["namespace"]} if ref.get("namespace") else {})}
-        for ref, _ in reports(extension)
-    )
-
-
-def controllers(*answered: Object | None) -> frozenset[str]:
-    """Return the controllers of gateways that report on a route or on an InferencePool."""
-    reported = [each for one in answered for each in ((one or {}).get("status") or {}).get("parents") or ()]
+def controllers(route: Object | None) -> frozenset[str]:
+    """Return the controllers of gateways that report on a route."""
+    reported = ((route or {}).get("status") or {}).get("parents") or ()
     return frozenset(str(each["controllerName"]) for each in reported if each.get("controllerName"))
 
 
