@@ -204,7 +204,8 @@ async def test_a_pool_without_a_route_follows_what_gateways_report(ground: Groun
     async def reported(*names: str) -> Json:
         made = await ground.cluster.get(named)
         assert made is not None
-        answers = [{"parentRef": {"name": name}} for name in names]
+        # Istio writes the group of its own API
+        answers = [{"parentRef": {"group": "networking.istio.io", "name": name}} for name in names]
         ground.cluster.put({**made, "status": {"parents": answers}})
         ground.cluster.writes.clear()
         await ground.look()

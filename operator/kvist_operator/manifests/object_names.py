@@ -165,7 +165,6 @@ class Referrer:
     namespace: str
     name: str
     kind: str = "Gateway"
-    """Kind; of another group than that of the Gateway API: with the group behind it."""
     controller: str = ""
     """Name of its controller; empty if it is not known."""
 

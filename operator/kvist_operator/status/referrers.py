@@ -1,14 +1,14 @@
 """Gateways with routes of the user's own to a pool, as the status of its InferencePool names them. Pure.
 
 Gateways write ``status.parents`` (Gateway API Inference Extension v1). What they write differs: Envoy AI
-Gateway names no controller, and Istio calls every parent of a route a Gateway, in no order.
+Gateway and Istio name no controller, and Istio calls every parent of a route a Gateway, of its own API's
+group and in no order. So the group is not read, and the Gateway's class tells more than the report.
 """
 
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
-from kvist_operator.manifests.gateway_policies import GATEWAY_GROUP
 from kvist_operator.manifests.object_names import Referrer
 
 from .condition import FALSE, TRUE, UNKNOWN, Condition
@@ -53,13 +53,13 @@ def _reports(extension: Object | None, namespace: str) -> Iterator[tuple[Referre
     """Yield each report with its conditions by type; ``kind: Status`` is a placeholder of the API."""
     for each in ((extension or {}).get("status") or {}).get("parents") or ():
         ref = each.get("parentRef") or {}
-        kind, group = ref.get("kind") or "Gateway", ref.get("group", GATEWAY_GROUP)
+        kind = ref.get("kind") or "Gateway"
         if not ref.get("name") or kind == "Status":
             continue
         found = Referrer(
             namespace=ref.get("namespace") or namespace,
             name=ref["name"],
-            kind=kind if group == GATEWAY_GROUP else f"{kind}.{group}",
+            kind=kind,
             controller=each.get("controllerName") or "",
         )
         yield found, {c["type"]: c for c in each.get("conditions") or ()}
