@@ -5,6 +5,7 @@
 - ``known_model``: facts and commit of the model, kept in the status.
 - ``pairs``: whether engines for prefill and for decode find each other.
 - ``views``: numbers and states read from the pool's objects.
+- ``referrers``: Gateways with routes of the user's own, by the status of the InferencePool.
 - ``diagnosis``: why components do not run, the most urgent fault first.
 - ``pod_diagnosis``: the fault of one pod, and its remedy.
 - ``container_diagnosis``: the fault of one container, and the fields that remedies name.
