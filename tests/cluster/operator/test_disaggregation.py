@@ -139,8 +139,9 @@ async def ground(
         collecting(plane, folder, *CONTROLLERS),
         administrator(plane) as server,
         operating(folder, config, f"--namespaces={space.name}", *QUICK),
+        asyncio.TaskGroup() as tasks,  # a kubelet that fails ends the test, which would wait for ever
     ):
-        task = asyncio.create_task(kubelet.run())
+        task = tasks.create_task(kubelet.run())
         try:
             yield Ground(space, server, kubelet)
         finally:
