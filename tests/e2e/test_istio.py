@@ -125,43 +125,39 @@ async def test_a_route_of_the_user_s_replaces_the_pool_s(pool: Served) -> None:
         return bool(condition(await pool.get(), "GatewayAttached")["reason"] == reason)
 
     async def peers() -> str:
-        [policy] = [one for one in await room.all_of("NetworkPolicy") if one["metadata"]["name"] == pool.name]
-        return str(policy["spec"]["ingress"])
+        return str((await room.get("NetworkPolicy", pool.name))["spec"]["ingress"])
 
     before = await peers()
     assert "gateway-name" in before
     async with pool.load() as load:
         await load.until(MORE)
         await room.apply(OWN_ROUTE)
-        await room.until(lambda: named(room), "Istio reports the route of the user's")
+        await room.until(
+            lambda: taken(room, OWN_ROUTE["metadata"]["name"]), "Istio reports the route of the user's"
+        )
         await pool.patch(gateway={"parentRefs": None, "hostnames": None})
-        await room.until(lambda: gone(room, "HTTPRoute", pool.name), "no route of the pool's")
+        await room.until(lambda: gone(room, pool.name), "no route of the pool's")
         await room.until(lambda: attached_by("RouteAccepted"), "attached")
         picks = await pools.counted(pool, PICKS)
         await load.until(MORE)
         assert await pools.counted(pool, PICKS) > picks
         assert await peers() == before
         await pool.patch(gateway=gateway)
-        await room.until(lambda: routed(room, pool.name), "a route of the pool's")
+        await room.until(lambda: taken(room, pool.name), "a route of the pool's")
         await room.remove("HTTPRoute", OWN_ROUTE["metadata"]["name"])
         await load.until(MORE)
     assert load.failures == []
 
 
-async def named(room: Space) -> bool:
-    """Return whether Istio has taken the route of the user's."""
-    return accepted(await room.get("HTTPRoute", OWN_ROUTE["metadata"]["name"]), "parents")
-
-
-async def routed(room: Space, name: str) -> bool:
-    """Return whether Istio has taken the pool's route."""
-    found = await room.found("HTTPRoute", name)
+async def taken(room: Space, route: str) -> bool:
+    """Return whether Istio has taken a route."""
+    found = await room.found("HTTPRoute", route)
     return found is not None and accepted(found, "parents")
 
 
-async def gone(room: Space, kind: str, name: str) -> bool:
-    """Return whether an object is no longer there."""
-    return await room.found(kind, name) is None
+async def gone(room: Space, route: str) -> bool:
+    """Return whether a route is no longer there."""
+    return await room.found("HTTPRoute", route) is None
 
 
 async def test_a_label_leaves_pods_out_of_the_mesh(commands: Commands, pool: Served, restored: None) -> None:

@@ -89,7 +89,7 @@ class Capabilities:
     _claims: dict[Target, tuple[frozenset[str] | None, float]] = field(default_factory=dict)
     """Access modes of claims, or the time from which an absent one is looked up again."""
     _controllers: dict[Target, tuple[str | None, float]] = field(default_factory=dict)
-    """Controller of each Gateway, empty if it is not known, and the time from which it is read again."""
+    """Controller of each Gateway as ``_controller`` returns it, and the time from which it is read again."""
     _counts: dict[str, dict[str, str]] = field(default_factory=dict)
     """Label with the number of accelerators of nodes that have none themselves, by the node's name."""
 

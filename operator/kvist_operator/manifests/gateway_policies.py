@@ -6,7 +6,7 @@ for the pool's route if it has none: then the gateway's own limits hold. Fields 
 stay, since server-side apply owns only ours.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from kvist_operator.plan import Plan
@@ -32,8 +32,8 @@ _SERVING: Final = "USE_SERVING_PORT"
 say so."""
 _LONGEST_DRAIN: Final = 3600
 """Most seconds for which GKE keeps connections to a pod that leaves."""
-_FOR_ROUTES: Final = (Api.CLIENT_SETTINGS, Api.PROXY_SETTINGS, Api.TRAFFIC_POLICY)
-"""APIs whose policies target a route here."""
+_HEALTH: Final = "HealthCheckPolicy"
+_BACKEND: Final = "GCPBackendPolicy"
 
 _Policy = tuple[Api, str, str, Json]
 """API, version with its group, kind and ``spec``."""
@@ -47,8 +47,13 @@ def own_policies(names: ObjectNames, pool: Pool, plan: Plan, site: Site, backend
         for controller, policies in _POLICIES.items()
         if controller in site.gateways
         for api, version, kind, spec in policies(names, pool, plan, backend)
-        if api in site.apis and (pool.gateway.has_route or api not in _FOR_ROUTES)
+        if api in site.apis and (pool.gateway.has_route or not _of_route(names, spec))
     ]
+
+
+def _of_route(names: ObjectNames, spec: Json) -> bool:
+    """Return whether a policy targets the pool's route."""
+    return route_target(names) in (spec.get("targetRef"), *spec.get("targetRefs", ()))
 
 
 def _gke(_names: ObjectNames, pool: Pool, plan: Plan, backend: Json) -> Iterator[_Policy]:
@@ -71,8 +76,8 @@ def _gke(_names: ObjectNames, pool: Pool, plan: Plan, backend: Json) -> Iterator
         "connectionDraining": {"drainingTimeoutSec": min(leaving, _LONGEST_DRAIN)},
     }
     version = f"{GKE_GROUP}/v1"
-    yield Api.HEALTH_CHECK_POLICY, version, "HealthCheckPolicy", {"targetRef": target, "default": probe}
-    yield Api.GCP_BACKEND_POLICY, version, "GCPBackendPolicy", {"targetRef": target, "default": limits}
+    yield Api.HEALTH_CHECK_POLICY, version, _HEALTH, {"targetRef": target, "default": probe}
+    yield Api.GCP_BACKEND_POLICY, version, _BACKEND, {"targetRef": target, "default": limits}
 
 
 def _nginx(names: ObjectNames, _pool: Pool, _plan: Plan, _backend: Json) -> Iterator[_Policy]:
@@ -91,10 +96,11 @@ def _envoy(names: ObjectNames, _pool: Pool, _plan: Plan, _backend: Json) -> Iter
     yield Api.TRAFFIC_POLICY, f"{ENVOY_GROUP}/v1alpha1", "BackendTrafficPolicy", spec
 
 
-def kept_controllers(kinds: frozenset[str]) -> frozenset[str]:
-    """Return the gateways whose policies for an InferencePool exist, by the kinds of a pool's objects. They
-    stay while no gateway reports a route to it, since users add settings to them."""
-    return frozenset({GKE}) if kinds & {"HealthCheckPolicy", "GCPBackendPolicy"} else frozenset()
+def kept_controllers(children: Iterable[Json]) -> frozenset[str]:
+    """Return the gateways whose policies for an InferencePool are among a pool's objects. They stay while no
+    gateway reports a route to it, since users add settings to them."""
+    kept = any(each["kind"] in (_HEALTH, _BACKEND) for each in children)
+    return frozenset({GKE}) if kept else frozenset()
 
 
 def route_target(names: ObjectNames) -> Json:

@@ -11,6 +11,7 @@ from kvist_epp.names import LABEL_POOL, LABEL_ROLES
 from kvist_epp.settings.settings import Settings
 from kvist_operator.plan.engine_args import PORT
 from kvist_operator.spec.disaggregation import Role
+from kvist_operator.spec.fields import NAME_LENGTH, OBJECT_NAME
 from kvist_operator.spec.pool import (
     COMPONENT,
     ENGINE_CONTAINER,
@@ -23,7 +24,6 @@ from kvist_operator.spec.pool import (
 
 Json = dict[str, Any]
 
-OBJECT_NAME: Final = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 MANAGER: Final = "kvist-operator"
 """Value of ``app.kubernetes.io/managed-by``, and the field manager of every apply."""
 API_VERSION: Final = "kvist.dev/v1alpha1"
@@ -172,7 +172,8 @@ class Referrer:
     def is_gateway(self) -> bool:
         """Return whether it can be a Gateway: the status may hold anything."""
         names = (self.name, self.namespace)
-        return self.kind == "Gateway" and all(re.fullmatch(OBJECT_NAME, each) for each in names)
+        sound = all(len(each) <= NAME_LENGTH and re.fullmatch(OBJECT_NAME, each) for each in names)
+        return self.kind == "Gateway" and sound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ class Reconciler:
             ),
             assigns_users=seen.assigns_users,
         )
-        site = await self._with_gateways(site, pool, there, frozenset(each["kind"] for each in children))
+        site = await self._with_gateways(site, pool, there, children)
         accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
         version = preset["metadata"].get("resourceVersion") if preset else None
         inputs = (pool.uid, pool.generation, version, id(found), site, tuple(accelerators))
@@ -191,17 +191,16 @@ class Reconciler:
         return intent
 
     async def _with_gateways(
-        self, site: Site, pool: Pool, there: ObservedPool, kinds: frozenset[str]
+        self, site: Site, pool: Pool, there: ObservedPool, children: Iterable[Json]
     ) -> Site:
-        """Return the site with the pool's gateways: those of its route, or those with other routes to it.
-        ``kinds``: of the pool's objects."""
+        """Return the site with the pool's gateways: those of its route, or those with other routes to it."""
         if pool.gateway.has_route or not pool.gateway.of_extension:
             return replace(
                 site, gateways=controllers(there.route) | await self.capabilities.controllers(pool)
             )
         found = await self.capabilities.resolved(referrers(there.extension, pool.namespace))
         known = frozenset(each.controller for each in found) - {""}
-        return replace(site, gateways=known | kept_controllers(kinds), referring=found)
+        return replace(site, gateways=known | kept_controllers(children), referring=found)
 
     def _storage(self, key: PoolKey, pool: Pool) -> dict[str, dict[str, str]]:
         """Return what engines of other pools of the namespace agree on to share blocks on a claim."""

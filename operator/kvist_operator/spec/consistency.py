@@ -51,12 +51,7 @@ def check_pool(pool: Pool) -> None:
     _check_lengths(pool)
     _check_environment(pool)
     _check_resources(pool.picker.resources)
-    if pool.gateway.of_extension and not pool.gateway.has_route and pool.picker.mode == "Off":
-        raise SpecError(
-            "spec.gateway.parentRefs",
-            "is missing: with spec.picker.mode Off there is no InferencePool that routes of your own could "
-            "name; name the Gateway, or set spec.gateway.mode to None and route to the pool's Service",
-        )
+    _check_gateway(pool)
 
 
 def warnings(pool: Pool) -> list[str]:
@@ -138,6 +133,15 @@ def _check_api_key(pool: Pool) -> None:
     if others:
         problem = "is a second API key beside spec.engine.apiKeySecretRef: leave one of them out"
         raise SpecError(others[0], problem)
+
+
+def _check_gateway(pool: Pool) -> None:
+    if pool.gateway.of_extension and not pool.gateway.has_route and pool.picker.mode == "Off":
+        raise SpecError(
+            "spec.gateway.parentRefs",
+            "is missing: with spec.picker.mode Off there is no InferencePool that routes of your own could "
+            "name; name the Gateway, or set spec.gateway.mode to None and route to the pool's Service",
+        )
 
 
 def _check_resources(found: Mapping[str, Any]) -> None:

@@ -19,6 +19,8 @@ MAX_LENGTH: Final = 1024
 """Characters of a string whose field has no other limit."""
 NAME_LENGTH: Final = 253
 """Characters of a Kubernetes name."""
+OBJECT_NAME: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""A Kubernetes name: labels of a host name."""
 VARIABLE: Final = r"[-._A-Za-z][-._A-Za-z0-9]*"
 SECRET_KEY: Final = r"[-._a-zA-Z0-9]+"
 AMOUNT: Final = r"[0-9]+(\.[0-9]+)?([KMGTP]i|[numkMGTP])?"

@@ -5,12 +5,11 @@ from typing import Final
 
 from kvist_operator.errors import SpecError
 
-from .fields import NAME_LENGTH, Fields
+from .fields import NAME_LENGTH, OBJECT_NAME, Fields
 from .offload import LMCACHE_IMAGE, LMCACHE_PORT, SHARED_PATH, LmCache, Offload, SharedVolume
 
 MIN_BYTES: Final = 1 << 20
 """A smaller amount of memory is taken for a number without its unit."""
-OBJECT_NAME: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _PART: Final = r"(?!\.\.?(/|$))[A-Za-z0-9._-]+"
 """One part of a path; neither ``.`` nor ``..``."""
 ADDRESS: Final = r"(tcp://)?([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?)(:([0-9]{1,5}))?"

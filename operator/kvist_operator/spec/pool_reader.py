@@ -18,6 +18,7 @@ from .consistency import check_pool
 from .disaggregation_reader import check_disaggregation, read_disaggregation
 from .fields import (
     NAME_LENGTH,
+    OBJECT_NAME,
     Fields,
     check_unique,
     read_env,
@@ -76,9 +77,7 @@ MODEL_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
 ADAPTER_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
 """Used as part of a path too, so neither ``.`` nor ``..``."""
 CLASS_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
-HOSTNAME_LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-"""Also the name of most objects of Kubernetes."""
-HOSTNAME: Final = rf"(\*\.)?{HOSTNAME_LABELS}"
+HOSTNAME: Final = rf"(\*\.)?{OBJECT_NAME}"
 
 
 def read_pool(
@@ -157,7 +156,7 @@ def _preset_ref(f: Fields | None) -> None:
     """Check the reference; the preset itself has been merged. Raises SpecError."""
     if f is not None:
         hint = f"the name of an {PRESET_KIND}"
-        f.required("name", hint, pattern=HOSTNAME_LABELS, like="h100", most=NAME_LENGTH)
+        f.required("name", hint, pattern=OBJECT_NAME, like="h100", most=NAME_LENGTH)
         f.done(None)
 
 
@@ -200,7 +199,7 @@ def _cache(f: Fields | None) -> WeightsCache | None:
     if f is None:
         return None
     cache = WeightsCache(
-        claim=f.text("claim", pattern=HOSTNAME_LABELS, like="models", most=NAME_LENGTH),
+        claim=f.text("claim", pattern=OBJECT_NAME, like="models", most=NAME_LENGTH),
         host_path=f.text("hostPath", pattern=rf"(/{_PART})+", like="/var/cache/models", most=1024),
     )
     if bool(cache.claim) == bool(cache.host_path):

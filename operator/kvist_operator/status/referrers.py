@@ -7,13 +7,11 @@ group and in no order. So the group is not read, and the Gateway's class tells m
 
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
-from typing import Any
 
 from kvist_operator.manifests.object_names import Referrer
 
-from .condition import FALSE, TRUE, UNKNOWN, Condition
-
-Object = Mapping[str, Any]
+from .condition import FALSE, TRUE, UNKNOWN, Condition, Truth
+from .views import Object, unmet
 
 
 def referrers(extension: Object | None, namespace: str) -> tuple[Referrer, ...]:
@@ -29,9 +27,9 @@ def attachment(extension: Object | None, namespace: str, kind: str) -> Condition
     refusals: list[Condition] = []
     for found, conditions in sorted(_reports(extension, namespace), key=itemgetter(0)):
         name = found.name if found.namespace == namespace else f"{found.namespace}/{found.name}"
-        refused = _refusal(name, conditions, kind)
-        if refused:
-            refusals.append(refused)
+        if refusal := unmet(conditions):
+            status = UNKNOWN if refusal.get("status") == UNKNOWN else FALSE
+            refusals.append(refused_by(name, refusal, kind, status))
         else:
             accepted[name] = None
     if accepted:
@@ -40,13 +38,10 @@ def attachment(extension: Object | None, namespace: str, kind: str) -> Condition
     return refusals[0] if refusals else None
 
 
-def _refusal(name: str, conditions: Mapping[str, Object], kind: str) -> Condition | None:
-    for each in (conditions.get(one) for one in ("Accepted", "ResolvedRefs")):
-        if each and each.get("status") != TRUE:
-            status = UNKNOWN if each.get("status") == UNKNOWN else FALSE
-            reason = str(each.get("reason") or "NotAttached")
-            return Condition(kind, status, reason, f"{name}: {each.get('message') or each['type']}")
-    return None
+def refused_by(name: str, refusal: Object, kind: str, status: Truth) -> Condition:
+    """Return a condition of this kind with what the Gateway of this name has refused."""
+    reason = str(refusal.get("reason") or "NotAttached")
+    return Condition(kind, status, reason, f"{name}: {refusal.get('message') or refusal['type']}")
 
 
 def _reports(extension: Object | None, namespace: str) -> Iterator[tuple[Referrer, Mapping[str, Object]]]:

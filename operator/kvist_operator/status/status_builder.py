@@ -42,7 +42,7 @@ from .condition import FALSE, TRUE, UNKNOWN, Condition, written
 from .diagnosis import refused, worst
 from .known_model import model_status
 from .pairs import disaggregated
-from .referrers import attachment
+from .referrers import attachment, refused_by
 from .views import (
     Counts,
     Object,
@@ -54,6 +54,7 @@ from .views import (
     role_status,
     selector,
     summary,
+    unmet,
 )
 
 Json = dict[str, Any]
@@ -173,11 +174,8 @@ def _routed(observed: ObservedPool) -> Condition:
         )
         return Condition(ATTACHED, UNKNOWN, "NoAnswer", message)
     for name, conditions in gateways:
-        for kind in ("Accepted", "ResolvedRefs"):
-            each = conditions.get(kind, {"status": "True"})
-            if each.get("status") != "True":
-                reason = str(each.get("reason") or "NotAttached")
-                return Condition(ATTACHED, FALSE, reason, f"{name}: {each.get('message') or kind}")
+        if refusal := unmet(conditions):
+            return refused_by(name, refusal, ATTACHED, FALSE)
     return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in gateways))
 
 

@@ -159,6 +159,12 @@ def parents(route: Object | None) -> list[tuple[str, Mapping[str, Object]]]:
     return [(ref["name"], _conditions_of(ref, reported)) for ref in route["spec"].get("parentRefs") or ()]
 
 
+def unmet(conditions: Mapping[str, Object]) -> Object | None:
+    """Return the first condition by which a gateway refuses a route or a pool; None if it accepts it."""
+    found = (conditions.get(kind) for kind in ("Accepted", "ResolvedRefs"))
+    return next((each for each in found if each and each.get("status") != "True"), None)
+
+
 def controllers(route: Object | None) -> frozenset[str]:
     """Return the controllers of gateways that report on a route."""
     reported = ((route or {}).get("status") or {}).get("parents") or ()
