@@ -1,4 +1,4 @@
-"""What attaches a pool to a Gateway, and the policies of single gateways."""
+"""The manifests that attach a pool to its Gateway, and the policies that a gateway needs."""
 
 from dataclasses import replace
 from typing import Any
