@@ -133,7 +133,10 @@ def bench_traces_options(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=count, default=15, metavar="N", help="windows of each way (default: 15)"
     )
     parser.add_argument(
-        "--baseline", metavar="REV", help="also measure the picker of this git revision, in the same rounds"
+        "--baseline",
+        metavar="REV",
+        help="also measure the picker of this git revision, in the same rounds; with --instructions: count "
+        "requests without traces in both",
     )
     parser.add_argument(
         "--instructions",

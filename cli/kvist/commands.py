@@ -188,6 +188,7 @@ COMMANDS: Final = (
   kvist bench traces
   kvist bench traces --rounds 30 --baseline d84b393
   kvist bench traces --instructions --write-docs docs/benchmarks.md
+  kvist bench traces --instructions --baseline 93d577c
   kvist bench traces --write-docs docs/benchmarks.md""",
     ),
     Command(

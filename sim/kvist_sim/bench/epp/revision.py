@@ -38,15 +38,25 @@ def picker_of_revision(revision: str, folder: Path, repository: Path = REPOSITOR
 
     Raises RevisionError.
     """
+    path = python_path_of_revision(revision, folder, PACKAGES, repository)
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "kvist_epp"]
+
+
+def python_path_of_revision(
+    revision: str, folder: Path, packages: Sequence[str], repository: Path = REPOSITORY
+) -> str:
+    """Extract those of ``packages`` that a revision has below ``folder``; return the PYTHONPATH of them.
+
+    Raises RevisionError.
+    """
     place = folder / f"revision-{revision.replace('/', '-')}"
     listing = _git(revision, repository, "ls-tree", "--name-only", f"{revision}^{{commit}}")
-    packages = [name for name in PACKAGES if name in listing.decode().split()]
-    archive = _git(revision, repository, "archive", "--format=tar", revision, *packages)
+    found = [name for name in packages if name in listing.decode().split()]
+    archive = _git(revision, repository, "archive", "--format=tar", revision, *found)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(place, filter="data")
     # PYTHONPATH comes before the installed packages, which are found through a .pth file
-    path = ":".join(str(place / name) for name in packages)
-    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "kvist_epp"]
+    return ":".join(str(place / name) for name in found)
 
 
 def accepted_arguments(revision: str, command: Sequence[str], arguments: Sequence[str]) -> list[str]:
