@@ -40,6 +40,7 @@ def test_every_rendered_pod_is_a_pod(case: str) -> None:
         {"containers": [{"name": "sidecar", "image": "a:1", "resources": {"limits": {"cpu": 1}}}]},
         {"volumes": [{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}]},
         {"tolerations": [{"$patch": "replace"}]},
+        {"containers": [{"name": "proxy", "$patch": "delete"}]},
         {"containers": [{"name": "engine", "livenessProbe": {"httpGet": {"port": "http"}}}]},
         {"securityContext": {"runAsUser": 1000, "sysctls": []}},
     ],
@@ -60,6 +61,10 @@ def test_patches_pass(spec: dict[str, Any]) -> None:
         ({"priority": "high"}, "priority", "is a string, not a whole number"),
         ({"priority": True}, "priority", "is a boolean, not a whole number"),
         ({"initContainers": [{"name": "a"}]}, "initContainers[0].image", "is missing"),
+        ({"containers": [{"$patch": None}]}, "containers[0].$patch", "write replace, delete or merge"),
+        ({"containers": [{"$patch": "delete"}]}, "containers[0].name", "is missing"),
+        ({"containers": [{"$patch": "merge", "image": "a"}]}, "containers[0].name", "is missing"),
+        ({"nodeSelector": {"$patch": "replase"}}, "nodeSelector.$patch", "is 'replase': write replace"),
         ({"volumes": [{"name": "a", "hostpath": {}}]}, "volumes[0].hostpath", "did you mean hostPath?"),
     ],
 )

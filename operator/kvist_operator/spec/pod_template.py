@@ -21,6 +21,7 @@ from .pool import COMPONENT, ENGINE_CONTAINER, ENVOY_CONTAINER, INSTANCE, PICKER
 FILE: Final = "pod_fields.json"
 ROOT: Final = "PodTemplateSpec"
 DIRECTIVE: Final = "$patch"
+REPLACE, DELETE, MERGE = DIRECTIVES = ("replace", "delete", "merge")
 KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "integer": (int,),
@@ -155,7 +156,7 @@ def problems(template: Mapping[str, Any], overlay: Overlay = ENGINES) -> Iterato
     for kind in CONTAINERS:
         listed = (template.get("spec") or {}).get(kind)
         for i, container in enumerate(listed if isinstance(listed, list) else ()):
-            if isinstance(container, Mapping) and DIRECTIVE not in container:
+            if isinstance(container, Mapping) and container.get(DIRECTIVE) != REPLACE:
                 yield from _container(container, kind, f"{overlay.path}.spec.{kind}[{i}]", overlay)
 
 
@@ -165,7 +166,7 @@ def _container(container: Mapping[str, Any], kind: str, path: str, overlay: Over
     if not name:
         hint = f": write {own} for that of the {overlay.owners}" if own else ": write one"
         yield Problem(f"{path}.name", f"is missing, and containers are merged by name{hint}")
-    elif name != own and not container.get("image"):
+    elif name != own and not container.get("image") and container.get(DIRECTIVE) != DELETE:
         hint = suggestion(str(name), [own]) or f"; that of the {overlay.owners} is called {own}"
         yield Problem(f"{path}.image", f"is missing: {name!r} is a container of its own{hint if own else ''}")
 
@@ -189,9 +190,17 @@ def _value(value: Any, kind: str, path: str) -> Iterator[Problem]:
         yield Problem(path, f"is {type_name(value)}, not an object")
     elif kind.startswith("{"):
         for key, below in value.items():
-            yield from _value(below, kind[1:], f"{path}.{key}")
+            yield from (
+                _directive(below, path) if key == DIRECTIVE else _value(below, kind[1:], f"{path}.{key}")
+            )
     else:
         yield from _object(value, kind, path)
+
+
+def _directive(value: Any, path: str) -> Iterator[Problem]:
+    if value not in DIRECTIVES:
+        shown = repr(value) if isinstance(value, str) else type_name(value)
+        yield Problem(f"{path}.{DIRECTIVE}", f"is {shown}: write {REPLACE}, {DELETE} or {MERGE}")
 
 
 def _article(kind: str) -> str:
@@ -206,7 +215,9 @@ def _object(value: Mapping[str, Any], kind: str, path: str) -> Iterator[Problem]
     for key, below in value.items():
         if key in fields:
             yield from _value(below, fields[key], f"{path}.{key}")
-        elif key != DIRECTIVE:
+        elif key == DIRECTIVE:
+            yield from _directive(below, path)
+        else:
             certain = bool(suggestion(str(key), sorted(fields), LIKENESS))
             near = suggestion(str(key), sorted(fields))
             version = _file()["version"]
