@@ -6,6 +6,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from kvist_epp.load.end_reports import EndReports
@@ -97,14 +98,14 @@ class RequestBooks:
         """Return the load of an endpoint by its key, made if absent; the same object until it is removed."""
         load = self._loads.get(endpoint)
         if load is None:
-            tpot = TpotAdmission(self.tpot_seconds) if self.tpot_seconds else None
             load = EndpointLoad(
                 endpoint,
                 rate=self._rates.rate(endpoint),
-                tpot=tpot,
                 changed=self.changed,
                 end_reports=self.end_reports,
             )
+            if self.tpot_seconds:
+                load.tpot = TpotAdmission(self.tpot_seconds, partial(self.changed.add, load))
             self._loads[endpoint] = load
         return load
 

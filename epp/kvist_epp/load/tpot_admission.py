@@ -13,10 +13,10 @@ an overloaded pool take up every prompt at once, and then no request is served i
 that the pool can serve (``docs/decisions/0016``).
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import islice, takewhile
-from math import exp
-from typing import TYPE_CHECKING, Final
+from math import exp, inf
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.load.replica_rotation import ReplicaRotation
@@ -52,6 +52,25 @@ LEAST_SHARE: Final = 0.1
 """An endpoint whose sequences are too slow without any prompt still takes some up."""
 
 
+class AdmissionFigures(NamedTuple):
+    """What ``TpotAdmission.admits`` reads of an endpoint, for a request that does not wait for it."""
+
+    prefill_share: float
+    allowance: float
+    """Seconds of prefill at ``allowance_at``; grows by ``prefill_share`` a second, up to ``STEP_SECONDS``."""
+    allowance_at: float
+    free: float
+    """Tokens free in the KV cache; infinite where that is unknown."""
+    most: float
+    """Tokens that have to be free for a prompt of this size or a longer one."""
+    fresh_since: float
+    """Decoding prevails if this is more than ``FRESH_SECONDS`` ago: when the first of the newest waiting
+    requests came, of as many as outweigh the sequences. Infinite: it never prevails; -infinite: it does, since
+    fewer wait."""
+    queued_seconds: float
+    """Seconds of prefill of the requests that wait in the picker for the endpoint."""
+
+
 class TpotAdmission:
     """The allowance of one endpoint."""
 
@@ -62,6 +81,7 @@ class TpotAdmission:
         "_free",
         "_last",
         "_most",
+        "_on_change",
         "_sums",
         "_target",
         "prefill_share",
@@ -71,9 +91,11 @@ class TpotAdmission:
         "token_time",
     )
 
-    def __init__(self, target: float) -> None:
-        """``target``: seconds per output token after the first that users accept (TPOT)."""
+    def __init__(self, target: float, on_change: Callable[[], object] = bool) -> None:
+        """``target``: seconds per output token after the first that users accept (TPOT). ``on_change`` is
+        called when ``figures`` change by something else than time."""
         self._target = MARGIN * target
+        self._on_change = on_change
         self.prefill_share = 1.0
         """Part of its time that prefill may take; 1: not learned."""
         self.queued: dict[Hashable, tuple[float, int]] = {}
@@ -101,11 +123,13 @@ class TpotAdmission:
         """Note a request that waits for capacity on this endpoint."""
         self.queued[request] = now, tokens
         self.queued_tokens += tokens
+        self._on_change()
 
     def remove_queued(self, request: Hashable) -> None:
         """Note that it waits no longer."""
         _, tokens = self.queued.pop(request, (0.0, 0))
         self.queued_tokens -= tokens
+        self._on_change()
 
     def debit(self, tokens: float, rate: float, now: float, replica: str = "") -> None:
         """Subtract the uncached tokens of a request that ``replica`` sent (empty: this one) from the
@@ -115,11 +139,13 @@ class TpotAdmission:
         self._allowance = max(self._allowance - tokens / rate, -3 * STEP_SECONDS)
         if self._free is not None:
             self._free -= tokens
+        self._on_change()
 
     def refund(self, tokens: float) -> None:
         """Return the KV cache blocks of a request with ``tokens`` uncached tokens, which has ended."""
         if self._free is not None:
             self._free += tokens
+            self._on_change()
 
     def on_computed(self, tokens: float) -> None:
         """Add prompt tokens that events reported as computed."""
@@ -147,6 +173,7 @@ class TpotAdmission:
             self.prefill_share, self._sums = 1.0, (0.0, 0.0, 0.0, 0.0)
             self.token_time.forget()
         self._last = now, sample.generation_tokens, running
+        self._on_change()
 
     def _learn(
         self,
@@ -191,6 +218,7 @@ class TpotAdmission:
         them back."""
         if self._free is not None:
             self._free -= tokens
+            self._on_change()
 
     def admits_queued(self, load: "EndpointLoad", tokens: int, now: float) -> bool:
         """Return whether a request that waits for the endpoint may be sent: there is capacity, and it is its
@@ -211,8 +239,8 @@ class TpotAdmission:
         """Return whether the endpoint may take up ``tokens`` uncached tokens, as of the last ``drain``,
         regardless of turns.
 
-        ``queued``: the request waits for this endpoint. Every pick asks this of every endpoint, so it is one
-        function.
+        ``queued``: the request waits for this endpoint. Picks among few endpoints ask this of each, so it is
+        one function; those among many have the ``figures`` of all in columns.
         """
         if load.backlog_tokens > STEP_SECONDS * load.rate:
             return False
@@ -223,6 +251,22 @@ class TpotAdmission:
         self._advance(now)
         enough = min(STEP_SECONDS, tokens / load.rate)
         return self._allowance >= enough or not self._decoding_prevails(load, now, queued)
+
+    def figures(self, load: "EndpointLoad") -> AdmissionFigures:
+        """Return what ``admits`` reads beside the backlog and the rate; changes with ``load``, too."""
+        decoding = max(0, load.running - len(load.prefill_queue))
+        outweigh = -(-decoding // FRESH_WEIGHT) - 1
+        if outweigh <= 0:
+            since = inf
+        elif outweigh > len(self.queued):
+            since = -inf
+        else:
+            since = min(queued_at for queued_at, _ in islice(reversed(self.queued.values()), outweigh))
+        free = inf if self._free is None else self._free
+        queued = self.queued_tokens / load.rate
+        return AdmissionFigures(
+            self.prefill_share, self._allowance, self._at, free, self._most, since, queued
+        )
 
     def seconds_until_admitted(self, tokens: int, rate: float, now: float) -> float:
         """Return the seconds until the allowance suffices for ``tokens`` uncached tokens and for all that

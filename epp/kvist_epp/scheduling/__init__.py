@@ -2,6 +2,8 @@
 
 - ``candidate_table``: the choice among many endpoints, over arrays.
 - ``load_columns``: the figures of the loads that picks read, as columns.
+- ``tpot_columns``: the cost under a TPOT target, over columns.
+- ``best_endpoints``: the best of many costs, in order.
 - ``pick_record``: what a pick has read, from which the cost of each endpoint is computed later.
 - ``cost``: the terms of the cost, in seconds, and every constant of the policy.
 - ``tier_price``: the price of what slower tiers hold of a prompt.

@@ -4,13 +4,12 @@
 are columns, of which a pick writes again those that have changed. The costs of a few endpoints are computed
 by a loop over numbers, those of many by a dozen operations on arrays, which hardly take longer for a thousand
 endpoints than for fifty (``docs/decisions/0024``). Only the best endpoint, and those that hold something of
-the prompt, are looked at one by one. Under a TPOT target each endpoint has a schedule of its own, and
-``pick.choose`` does the work.
+the prompt, are looked at one by one. Under a TPOT target each endpoint has a schedule of its own: among many,
+columns find the best ones and ``pick`` computes the terms of these, among few ``pick`` does all.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from heapq import nsmallest
 from math import inf
 from operator import add
 from types import MappingProxyType
@@ -18,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.scheduling.best_endpoints import best_of_few, best_of_many, cheapest
 from kvist_epp.scheduling.cost import (
     DEFAULT,
     NO_MATCH,
@@ -31,16 +30,19 @@ from kvist_epp.scheduling.cost import (
     PoolCost,
     price_of_work,
     share_of_copy,
+    terms_in,
     terms_of_one,
     uncached_tokens,
 )
-from kvist_epp.scheduling.load_columns import FEW, LoadColumns
+from kvist_epp.scheduling.load_columns import LoadColumns
 from kvist_epp.scheduling.pick import (
     MAX_ENDPOINTS,
     Candidate,
     Demand,
+    Ranking,
     ScoredEndpoint,
     allows,
+    cost_rows,
     rank,
     scored,
     why_none,
@@ -48,8 +50,8 @@ from kvist_epp.scheduling.pick import (
 from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, RankingRecord, RecordedPool
 from kvist_epp.scheduling.split_decision import SplitDecision
 from kvist_epp.scheduling.tier_price import price_tiers
+from kvist_epp.scheduling.tpot_columns import TpotColumns, uncached_of_all
 
-Vector = NDArray[np.float64]
 _NO_LOADING: Final[Mapping[int, float]] = MappingProxyType({})
 _LOOP: Final = 8
 """Holders of a prompt up to which a loop is faster than operations on arrays."""
@@ -128,13 +130,15 @@ class CandidateTable:
             raise NoEndpoints(why_none(self._candidates, subset))
         if able[0].load.tpot is None:
             return _picked(columns, demand, now, turn, limit, max_backlog, policy)
+        if columns.tpot is not None:
+            return _picked_under_target(columns, columns.tpot, demand, now, turn, limit, max_backlog, policy)
         all_full = all(one.load.full(max_backlog) for one in able)
         ranking = rank(able, demand, now, turn, max_backlog, policy)
         rows = ranking.best(limit, all_full=all_full)
         return PickedEndpoints(
             rows[0],
             tuple([row.endpoint.hostport for row in rows]),
-            None if columns.pool is None else RankingRecord.of(columns.pool, ranking, demand, FEW),
+            None if columns.pool is None else RankingRecord.of(columns.pool, ranking, demand.tokens),
         )
 
     def _within(self, subset: tuple[str, ...]) -> "_SubsetEndpoints":
@@ -166,7 +170,7 @@ def _picked(
     for at, seconds in loading.items():
         costs[at] += seconds
     full = columns.full_now(now, max_backlog)
-    order = _best_of_many if columns.many else _best_of_few
+    order = best_of_many if columns.many else best_of_few
     best = order(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
     first = best[0]
     is_full = full is not None and bool(full[first])
@@ -188,6 +192,49 @@ def _picked(
     )
 
 
+def _picked_under_target(
+    columns: LoadColumns,
+    tpot: TpotColumns,
+    demand: Demand,
+    now: float,
+    turn: int,
+    limit: int,
+    max_backlog: float,
+    policy: Policy,
+) -> PickedEndpoints:
+    """Return the pick among many endpoints with a TPOT target each."""
+    place, tokens, able = columns.place, demand.tokens, columns.candidates
+    holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
+    loading = _price_tiers(columns, holders, policy, now)
+    pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)
+    uncached = uncached_of_all(len(able), tokens, holders)
+    columns.price_running(policy.running_seconds)
+    costs = tpot.costs(uncached, columns.seconds, columns.wait_at(now), now, pool, part, policy)
+    costs += columns.standing
+    for at, seconds in loading.items():
+        costs[at] += seconds
+    full = columns.full_now(now, max_backlog)
+    best = best_of_many(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
+    kept = best if columns.pool is None else _kept(columns, costs, best, holders)
+    shown = [able[at] for at in kept]
+    rows = cost_rows(shown, demand, now, policy)
+    tpot.complete(rows, pool, part, policy)
+    is_full = [row.load.batch_or_backlog_full(max_backlog) for row in rows]
+    ranking = Ranking(shown, rows, terms_in(pool, rows, policy), is_full, list(range(len(rows))))
+    [first] = ranking.best(1, all_full=is_full[0] or _all_full(columns, full))
+    record = None if columns.pool is None else RankingRecord.of(columns.pool, ranking, tokens, kept)
+    return PickedEndpoints(first, tuple([able[at].endpoint.hostport for at in best]), record)
+
+
+def _kept(
+    columns: LoadColumns, costs: Any, best: Sequence[int], holders: Mapping[int, CachedPrefix]
+) -> list[int]:
+    """Return the places among many that a record keeps, the best first."""
+    few = len(holders) <= KEPT
+    cheap = cheapest(costs, columns.parts, KEPT)
+    return list(dict.fromkeys([*best, *sorted(cheap, key=costs.__getitem__), *(holders if few else ())]))
+
+
 def _record(
     columns: LoadColumns,
     recorded: RecordedPool,
@@ -205,7 +252,7 @@ def _record(
     places, held = None, holders
     if columns.many:
         few = len(holders) <= KEPT
-        kept = list(dict.fromkeys([*best, *_cheap(costs, columns.parts), *(holders if few else ())]))
+        kept = _kept(columns, costs, best, holders)
         places = np.array(kept)
         held = holders if few else {at: holders[at] for at in kept if at in holders}
     return ColumnRecord.of(
@@ -221,24 +268,6 @@ def _record(
         now,
         max_backlog,
     )
-
-
-def _cheap(costs: Vector, parts: NDArray[np.intp]) -> list[int]:
-    """Return the places of the ``KEPT`` least costs, and perhaps of some more.
-
-    ``parts``: starts of at least ``KEPT`` parts of the columns. Sorting their minima takes a fifth of the
-    time that numpy needs to select from all.
-    """
-    least = np.minimum.reduceat(costs, parts)
-    least.sort()
-    found = (costs <= least[KEPT - 1]).nonzero()[0]
-    equal: list[int] = []
-    if len(found) > 2 * KEPT:  # many have the same cost, as in an idle pool
-        equal = found[:KEPT].tolist()
-        found = (costs < least[KEPT - 1]).nonzero()[0]
-        if len(found) > 2 * KEPT:  # most of the least are in one part
-            found = found[costs[found].argpartition(KEPT)[:KEPT]]
-    return [*found.tolist(), *equal]
 
 
 def _all_full(columns: LoadColumns, full: Any) -> bool:
@@ -326,75 +355,3 @@ def _costs(
                 saving = saved * (by_rate * second + anyway)
             costs[place] -= saving
     return costs
-
-
-def _best_of_few(
-    costs: list[float], running: list[float], full: list[bool] | None, first: int, limit: int, near: float
-) -> list[int]:
-    """Return the places of the best endpoints, at most ``limit``: those that are not full first.
-
-    Endpoints within ``near`` seconds of the least cost are a tie, which goes to the fewest running requests,
-    then to the least cost. What is equal then is taken from the place ``first`` on, around.
-
-    Example: costs 1.0, 1.0005, 1.2 with 5, 2 and 0 running and ``near`` 0.001: the order is 1, 0, 2.
-    """
-    count = len(costs)
-    left = costs[first:] + costs[:first]
-    if full is None:
-        least = min(left)
-        found = [left.index(least)]
-        left[found[0]] = inf
-        if count > 1 and min(left) <= least + near:
-            left[found[0]] = least
-            found = [at for at, cost in enumerate(left) if cost <= least + near]
-            found.sort(key=lambda at: (running[(at + first) % count], left[at]))
-            del found[limit:]
-            for at in found:
-                left[at] = inf
-        while len(found) < limit and len(found) < count:
-            found.append(at := left.index(min(left)))
-            left[at] = inf
-        return [(at + first) % count for at in found]
-    tie = min(left) + near
-    keys = [
-        (full[place := (at + first) % count], cost > tie, running[place] if cost <= tie else 0.0, cost, at)
-        for at, cost in enumerate(left)
-    ]
-    return [(key[-1] + first) % count for key in nsmallest(limit, keys)]
-
-
-def _best_of_many(
-    costs: Vector, running: Vector, full: NDArray[np.bool_] | None, first: int, limit: int, near: float
-) -> list[int]:
-    """Return what ``_best_of_few`` returns, of arrays."""
-    count = len(costs)
-    costs = np.concatenate((costs[first:], costs[:first]))
-    least = costs[costs.argmin()]
-    tied = (costs <= least + near).nonzero()[0]
-    # running requests are whole numbers, and costs of a tie differ by less than 1
-    keys = running[(tied + first) % count] + (costs[tied] - least)
-    if full is None:
-        found = _least(keys, tied, limit)
-        if len(found) < limit:
-            costs[tied] = inf
-            found += _least(costs, None, limit - len(found))
-    else:
-        full = np.concatenate((full[first:], full[:first]))
-        costs[tied] = inf
-        found = _least(np.where(full[tied], inf, keys), tied, limit)
-        found += _least(np.where(full, inf, costs), None, limit - len(found))
-        found += _least(np.where(full[tied], keys, inf), tied, limit - len(found))
-        found += _least(np.where(full, costs, inf), None, limit - len(found))
-    return [(at + first) % count for at in found]
-
-
-def _least(keys: Vector, places: NDArray[np.intp] | None, limit: int) -> list[int]:
-    """Return the places of the least keys, in order and without infinite ones; overwrites ``keys``."""
-    found: list[int] = []
-    while len(found) < limit:
-        at = int(keys.argmin())
-        if keys[at] == inf:
-            break
-        keys[at] = inf
-        found.append(at if places is None else int(places[at]))
-    return found

@@ -9,6 +9,7 @@ import numpy as np
 from kvist_epp.scheduling.cost import slot_seconds
 from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.scheduling.pick_record import FIGURES, RECORDED_COLUMNS, RecordedPool
+from kvist_epp.scheduling.tpot_columns import TpotColumns
 
 _pack_figures: Final = FIGURES.pack_into
 
@@ -44,6 +45,7 @@ class LoadColumns:
         "total_kv_full",
         "total_rate",
         "total_running",
+        "tpot",
         "uniform",
         "wait",
         "waiting_until",
@@ -87,6 +89,10 @@ class LoadColumns:
         """The columns that records of picks take their figures from, in the order of ``FIGURES``."""
         self.packed = bytearray(FIGURES.size * count) if pool and not self.many else None
         """The same of few endpoints: ``FIGURES`` of each, which records copy as a whole."""
+        self.tpot: TpotColumns | None = None
+        """Figures of their TPOT targets; for arrays only."""
+        if self.many and candidates[0].load.tpot is not None:  # of all endpoints, or of none
+            self.tpot = TpotColumns(count)
         self.total_running = self.total_kv_full = self.total_rate = self.full_batches = 0.0
         self.waiting_until = 0.0
         """No endpoint has a backlog from this time on, unless one gets another."""
@@ -97,7 +103,7 @@ class LoadColumns:
         """Copy the figures of the load at this place, which has changed."""
         load = self.candidates[at].load
         rate, slots, kv_full = load.rate, load.slots, load.kv_full_at is not None
-        running = len(load.attempts) + load.untracked_requests
+        running = len(load.attempts) + load.untracked_requests + load.reserved
         wait, until = load.backlog_tokens / rate, inf
         if wait:
             until = load.drains_from + wait
@@ -121,6 +127,8 @@ class LoadColumns:
             self.rate[at] = rate
             self.seconds[at] = 1.0 / rate
             self.uniform = self.rate.count(rate) == len(self.rate) if not self.many else False
+        if self.tpot is not None:
+            self.tpot.refresh(at, load)
         if self.packed is not None:
             _pack_figures(self.packed, at * FIGURES.size, wait, until, running, rate, slot, batch_full)
 

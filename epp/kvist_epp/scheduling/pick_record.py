@@ -7,7 +7,7 @@ those of the ``KEPT`` least costs, of the endpoints in the answer, and of the en
 the prompt, unless these are more than ``KEPT``. A record is a few objects of plain numbers: thousands of
 records of forty small objects each would fill the processor's caches.
 
-Under a TPOT target the pick has computed all terms, and the record keeps them.
+Under a TPOT target the pick has computed the terms of all, or of those kept, and the record keeps them.
 """
 
 from array import array
@@ -30,7 +30,7 @@ from kvist_epp.scheduling.cost import (
     terms_in,
     uncached_tokens,
 )
-from kvist_epp.scheduling.pick import Candidate, Demand, Ranking, ScoredEndpoint, obstacle, scored
+from kvist_epp.scheduling.pick import Candidate, Ranking, ScoredEndpoint, obstacle, scored
 from kvist_epp.scheduling.tier_price import PricedPrefix
 
 KEPT: Final = 16
@@ -166,13 +166,14 @@ _WORK, _BACKLOG, _RUNNING = range(len(TERMS), len(TERMS) + 3)
 
 
 class RankingRecord(msgspec.Struct, frozen=True, gc=False):
-    """The record of a pick that has computed the terms of all endpoints (TPOT target)."""
+    """The record of a pick that has computed the terms of each endpoint that is kept (TPOT target)."""
 
     pool: RecordedPool
     places: "array[int]"
     """Places in ``pool.endpoints`` that are kept, best first."""
     whole: bool
-    """All endpoints are kept, and stored in the order of ``pool.endpoints``; else in that of ``places``."""
+    """All endpoints are kept, and stored in the order of ``pool.endpoints`` without sorting them, which would
+    take as long as the rest; else in that of ``places``."""
     columns: "array[float]"
     """Of each kept endpoint the terms, then its work, its backlog and its running requests: column by
     column."""
@@ -185,36 +186,31 @@ class RankingRecord(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
     @classmethod
-    def of(cls, pool: RecordedPool, ranking: Ranking, demand: Demand, few: int) -> "RankingRecord":
-        """Return the record of a ranking; all endpoints are kept if there are at most ``few``."""
-        rows, order = ranking.rows, ranking.order
-        held = [at for at, row in enumerate(rows) if row.hit is not NO_MATCH]
-        if len(order) > few:
-            held = held if len(held) <= KEPT else []
-            order = list(dict.fromkeys([*order[:KEPT], *held]))
-            held = [at for at in order if rows[at].hit is not NO_MATCH]
-        whole = len(order) == len(rows)
-        columns, kept, full = array("d"), rows, ranking.full
-        if whole:  # without sorting them, which would take as long as the rest
-            for column in ranking.columns:
-                columns.extend(column)
-        else:
-            kept, full = [rows[at] for at in order], [full[at] for at in order]
-            for column in ranking.columns:
-                columns.extend([column[at] for at in order])
-        columns.extend([row.work for row in kept])
-        columns.extend([row.load.backlog_tokens for row in kept])
-        columns.extend([row.running for row in kept])
+    def of(
+        cls, pool: RecordedPool, ranking: Ranking, tokens: int, places: Sequence[int] | None = None
+    ) -> "RankingRecord":
+        """Return the record of a ranking of all endpoints of a pool, or of those at ``places``, best first.
+
+        ``tokens``: of the prompt.
+        """
+        rows, columns = ranking.rows, array("d")
+        for column in ranking.columns:
+            columns.extend(column)
+        columns.extend([row.work for row in rows])
+        columns.extend([row.load.backlog_tokens for row in rows])
+        columns.extend([row.running for row in rows])
+        stored = range(len(rows)) if places is None else places
+        hits = {at: row.hit for at, row in zip(stored, rows, strict=True) if row.hit is not NO_MATCH}
         return cls(
             pool,
-            array("I", order),
-            whole,
+            array("I", ranking.order if places is None else places),
+            places is None,
             columns,
-            _bits(full),
-            _bits([row.deferred for row in kept]),
-            tuple(held),
-            tuple([rows[at].hit for at in held]),
-            demand.tokens,
+            _bits(ranking.full),
+            _bits([row.deferred for row in rows]),
+            tuple(hits),
+            tuple(hits.values()),
+            tokens,
         )
 
     def rows(self) -> list[ScoredEndpoint]:

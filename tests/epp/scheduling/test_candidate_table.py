@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
@@ -20,7 +21,23 @@ from kvist_epp.scheduling.pick_record import KEPT, PickRecord
 HELD = st.tuples(st.integers(0, 40), st.sampled_from([0, 16, 512, 4096]), st.sampled_from(["", "CPU", "X"]))
 EVENTS = st.tuples(
     st.integers(0, 40),
-    st.sampled_from(["send", "send", "end", "progress", "scrape", "calibrate", "remote", "silent", "tiers"]),
+    st.sampled_from(
+        [
+            "send",
+            "send",
+            "end",
+            "progress",
+            "scrape",
+            "calibrate",
+            "remote",
+            "silent",
+            "tiers",
+            "keep",
+            "queue",
+            "leave",
+            "metrics",
+        ]
+    ),
     st.integers(0, 5000),
 )
 
@@ -30,7 +47,7 @@ class World:
 
     def __init__(self, count: int, tpot: float = 0.0) -> None:
         self.tracker = LoadTracker(tpot_seconds=tpot, default_rate=1000.0)
-        self.now = 10.0
+        self.now, self.generated = 10.0, 0
         self.candidates = []
         for number in range(count):
             endpoint = Endpoint(f"p{number}", "ns", f"10.0.0.{number}", 8000)
@@ -63,6 +80,25 @@ class World:
         elif what == "tiers":
             load.tier_rates = {"CPU": 1.0 + tokens} if tokens % 2 else {}
             load.skipped_media = frozenset(({"CPU"}, {"X"}, {"CPU", "X"}, ())[tokens % 4])
+        elif what == "keep":
+            load.keep_place(tokens)
+        elif what == "queue" and load.tpot is not None:
+            load.tpot.add_queued(tokens % 9, tokens, now - tokens / 2000)
+        elif what == "leave" and load.tpot is not None:
+            load.tpot.remove_queued(tokens % 9)
+        elif what == "metrics":
+            self.generated += tokens
+            usage, waiting = tokens % 11 / 10, tokens % 2
+            blocks = tokens % 3 * 100 or None
+            sample = EngineSample(
+                running=tokens % 60,
+                waiting=waiting,
+                cache_usage=usage,
+                block_size=16,
+                blocks=blocks,
+                generation_tokens=self.generated,
+            )
+            tracker.on_scrape(key, sample, now)
         elif what == "silent" and some:
             tracker.end_remote(some, now, untracked=True)
 
@@ -139,7 +175,52 @@ def test_the_table_picks_what_the_loop_picks(
 ) -> None:
     """Same endpoints in the same order, same terms of the cost; few endpoints and many, picks in between.
     The records of all picks show at the end what ``explain`` showed at the moment of each."""
+    given_to_picks = {"limit": limit, "max_backlog": max_backlog, "policy": Policy(near_seconds=near)}
+    compare(World(count, tpot), events, held, tokens, uses, turn, subset, given_to_picks)
+
+
+@settings(max_examples=300)
+@given(
+    count=st.integers(FEW + 1, 60),
+    events=st.lists(EVENTS, min_size=20, max_size=80),
+    held=st.lists(HELD, max_size=30),
+    tokens=st.sampled_from([0, 1, 100, 300, 1000, 5000]),
+    uses=st.sampled_from([0.0, 7.0]),
+    turn=st.integers(0, 200),
+    limit=st.integers(1, 4),
+    max_backlog=st.sampled_from([0.0, 0.7, float("inf")]),
+    tpot=st.sampled_from([0.001, 0.05, 1.0]),
+)
+def test_many_endpoints_with_schedules_are_picked_as_by_the_loop(
+    count: int,
+    events: list[tuple[int, str, int]],
+    held: list[tuple[int, int, str]],
+    tokens: int,
+    uses: float,
+    turn: int,
+    limit: int,
+    max_backlog: float,
+    tpot: float,
+) -> None:
+    """Under a TPOT target, endpoints that are tight, defer prompts or have no room are weighed as one by
+    one. All events come to ten of them, so that these have schedules of their own."""
     world = World(count, tpot)
+    few = [(number % 10, what, size) for number, what, size in events]
+    compare(world, few, held, tokens, uses, turn, None, {"limit": limit, "max_backlog": max_backlog})
+
+
+def compare(
+    world: World,
+    events: list[tuple[int, str, int]],
+    held: list[tuple[int, int, str]],
+    tokens: int,
+    uses: float,
+    turn: int,
+    subset: list[int] | None,
+    given_to_picks: dict[str, Any],
+) -> None:
+    """Let these events happen, and compare a pick after each five of them, then all records."""
+    count = len(world.candidates)
     hits = {
         f"ns/p{number % count}": Match(
             min(size, tokens), 4 * size, {medium: size // 2} if medium and size else {}
@@ -147,20 +228,12 @@ def test_the_table_picks_what_the_loop_picks(
         for number, size, medium in held
     }
     names = None if subset is None else tuple(f"10.0.0.{number}" for number in subset)
-    policy = Policy(near_seconds=near)
     for at, event in enumerate(events):
         world.happen(*event)
         if at % 5:
             continue
         try:
-            world.both(
-                Demand(tokens, hits, uses),
-                names,
-                turn=turn + at,
-                limit=limit,
-                max_backlog=max_backlog,
-                policy=policy,
-            )
+            world.both(Demand(tokens, hits, uses), names, turn=turn + at, **given_to_picks)
         except NoEndpoints as error:
             with pytest.raises(NoEndpoints, match=error.message.split(":", maxsplit=1)[0]):
                 choose(world.candidates, Demand(tokens), names, now=world.now)

@@ -116,9 +116,9 @@ class PickReport:
         return ten[-1].pick_us / ten[0].pick_us
 
     def broken(self) -> list[str]:
-        """Return the broken bound; under a TPOT target each endpoint has its own schedule, and none holds."""
+        """Return the broken bound, in words."""
         growth = self.growth()
-        if self.tpot_seconds or growth <= BOUND:
+        if growth <= BOUND:
             return []
         return [f"the most endpoints cost {growth:.1f} times as much as the fewest when ten hold the prompt"]
 
@@ -154,7 +154,8 @@ def _seconds(call: Callable[[], object]) -> float:
 def table(report: PickReport) -> RenderableType:
     """Return the figures, the bound above them."""
     fewest, most = _span(report)
-    verdict = "none under a TPOT target" if report.tpot_seconds else "missed" if report.broken() else "held"
+    verdict = "missed" if report.broken() else "held"
+    target = f" under a TPOT target of {report.tpot_seconds:g} s" if report.tpot_seconds else ""
     shown = Table(box=None)
     for title in ("prompt held by", "endpoints", "look-up", "pick", "both"):
         shown.add_column(title, justify="left" if title.startswith("prompt") else "right")
@@ -163,8 +164,8 @@ def table(report: PickReport) -> RenderableType:
         shown.add_row(row.held_by, f"{row.endpoints:,}", *(f"{time:,.0f}" for time in times))
     return Group(
         "us of CPU; a pick includes the accounting of a request that is sent and of one that ends",
-        f"pick among {most:,} endpoints: {report.growth():.1f} times that among {fewest:,} when ten hold the "
-        f"prompt (bound {BOUND:g}: {verdict})",
+        f"pick among {most:,} endpoints{target}: {report.growth():.1f} times that among {fewest:,}",
+        f"when ten hold the prompt (bound {BOUND:g}: {verdict})",
         "",
         shown,
     )
@@ -192,7 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-docs", metavar="FILE", help="write the table into docs/benchmarks.md")
     options = parser.parse_args(argv)
     report = measure(options.endpoints, chain("warm", TOKENS // BLOCK_SIZE), options.tpot_target)
-    publish("pick", stamped(document(report), report), table(report), options, width=WIDTH)
+    name = "pick-tpot" if options.tpot_target else "pick"
+    publish(name, stamped(document(report), report), table(report), options, width=WIDTH)
     for broken in report.broken():
         console().print(f"bound broken: {broken}", style="red", markup=False)
     return FAILED if report.broken() else 0

@@ -1,0 +1,97 @@
+"""The cost under a TPOT target, over columns: what ``cost.terms`` adds up, for many endpoints at once. Pure.
+
+An endpoint's schedule (``load.tpot_admission``) is a few figures that change with events only, and the rest
+follows from the time. So whether it defers a prompt is a handful of comparisons of columns, which hardly take
+longer for a thousand endpoints than for fifty (``docs/decisions/0066``).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.tpot_admission import FRESH_SECONDS, LIGHT_TOKENS, STEP_SECONDS, AdmissionFigures
+from kvist_epp.scheduling.cost import CachedPrefix, EndpointCost, Policy, PoolCost
+
+Vector = NDArray[np.float64]
+_FIGURES: Final = len(AdmissionFigures._fields)
+
+
+class TpotColumns:
+    """``AdmissionFigures`` of the loads of a pool: a column for each, with a place for each endpoint."""
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, count: int) -> None:
+        """``count``: endpoints, whose places are refreshed before the first pick."""
+        self._columns: Vector = np.zeros((_FIGURES, count))
+
+    def refresh(self, at: int, load: EndpointLoad) -> None:
+        """Copy the figures of the load at this place, which has changed."""
+        if load.tpot is not None:
+            self._columns[:, at] = load.tpot.figures(load)
+
+    @property
+    def prefill_share(self) -> Vector:
+        """Part of the time of each endpoint that prefill may take."""
+        share: Vector = self._columns[0]
+        return share
+
+    def lean(self, policy: Policy) -> float:
+        """Return the part of its time for prompts below which an endpoint is tight."""
+        return policy.tight * float(self.prefill_share.mean())
+
+    def costs(
+        self,
+        uncached: Vector,
+        seconds: Vector,
+        wait: Vector,
+        now: float,
+        pool: PoolCost,
+        part: float,
+        policy: Policy,
+    ) -> Vector:
+        """Return the costs, without those of running requests, slots and loading.
+
+        ``uncached``: tokens of the prompt that each endpoint would compute, ``seconds``: of prefill for a
+        token, ``wait``: seconds of backlog at ``now``, ``part``: of a copy's work that the request answers
+        for.
+        """
+        share, allowance, allowance_at, free, most, fresh_since, queued = self._columns
+        lean = self.lean(policy)
+        tightness = np.where(share < lean, lean / share, 1.0)
+        work = uncached * seconds
+        own = pool.least_uncached + part * (uncached - pool.least_uncached)
+        allowed = np.minimum(STEP_SECONDS, allowance + share * np.maximum(0.0, now - allowance_at))
+        held_back = (uncached > LIGHT_TOKENS) & (share < 1.0) & (allowed < np.minimum(STEP_SECONDS, work))
+        held_back &= now - fresh_since > FRESH_SECONDS
+        deferred = (wait > STEP_SECONDS) | ((free < uncached) & (free < most)) | held_back
+        costs = own * seconds
+        costs *= pool.price * tightness
+        costs += wait
+        costs += policy.queued_share * queued
+        costs += np.where(deferred, policy.deferred_seconds * tightness, 0.0)
+        costs += policy.evicted / pool.mean_rate * own
+        costs += pool.copy_seconds * (uncached - pool.least_uncached)
+        return costs
+
+    def complete(self, rows: Sequence[EndpointCost], pool: PoolCost, part: float, policy: Policy) -> None:
+        """Set what some rows owe to the whole pool, as ``cost.terms`` does for the rows of all endpoints."""
+        lean, least = self.lean(policy), pool.least_uncached
+        for row in rows:
+            row.own = least + part * (row.uncached - least)
+            if row.prefill_share < lean:
+                row.tightness = lean / row.prefill_share
+
+
+def uncached_of_all(count: int, tokens: int, holders: Mapping[int, CachedPrefix]) -> Vector:
+    """Return the tokens of a prompt that each of ``count`` endpoints would compute; ``holders``: those that
+    hold something of it, by place."""
+    uncached = np.full(count, float(tokens))
+    if holders and tokens:
+        held = np.array([hit.tokens for hit in holders.values()], dtype=np.float64)
+        # one that is wholly cached still computes its last token
+        uncached[list(holders)] = np.maximum(tokens - held, 1.0)
+    return uncached
