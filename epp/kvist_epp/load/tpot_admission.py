@@ -64,9 +64,8 @@ class AdmissionFigures(NamedTuple):
     most: float
     """Tokens that have to be free for a prompt of this size or a longer one."""
     fresh_since: float
-    """Decoding prevails if this is more than ``FRESH_SECONDS`` ago: when the first of the newest waiting
-    requests came, of as many as outweigh the sequences. Infinite: it never prevails; -infinite: it does, since
-    fewer wait."""
+    """When the first of the newest waiting requests came, of as many as outweigh the sequences: decoding
+    prevails if that is more than ``FRESH_SECONDS`` ago. Infinite: it never does; -infinite: fewer wait."""
     queued_seconds: float
     """Seconds of prefill of the requests that wait in the picker for the endpoint."""
 
