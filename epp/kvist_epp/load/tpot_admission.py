@@ -53,7 +53,7 @@ LEAST_SHARE: Final = 0.1
 
 
 class AdmissionFigures(NamedTuple):
-    """What ``TpotAdmission.admits`` reads of an endpoint, for a request that does not wait for it."""
+    """The figures that ``TpotAdmission.admits`` reads, for a request that does not wait for the endpoint."""
 
     prefill_share: float
     allowance: float

@@ -78,7 +78,7 @@ class TpotColumns:
         return costs
 
     def complete(self, rows: Sequence[EndpointCost], pool: PoolCost, part: float, policy: Policy) -> None:
-        """Set what some rows owe to the whole pool, as ``cost.terms`` does for the rows of all endpoints."""
+        """Set ``own`` and ``tightness`` of some rows of the pool, as ``cost.terms`` does of all."""
         lean, least = self.lean(policy), pool.least_uncached
         for row in rows:
             row.own = least + part * (row.uncached - least)
