@@ -1,8 +1,6 @@
 """Files about a cluster for ``kvist plan``: nodes as printed by ``kubectl get nodes``, and prices."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -10,6 +8,8 @@ import yaml
 from kvist_operator.errors import SpecError
 from kvist_operator.node_labels import accelerator_labels, with_reported_count
 from kvist_operator.prices import check_prices, parse_prices
+
+from .input_files import content_of
 
 MOST_BYTES: Final = 256 << 20
 """More than the nodes of the largest cluster."""
@@ -49,13 +49,10 @@ def _labels(node: Any) -> dict[str, str]:
 
 def _read(file: str, where: str) -> Any:
     try:
-        if file == "-":
-            text = sys.stdin.read(MOST_BYTES + 1)
-        else:
-            with Path(file).open("rb") as opened:
-                text = opened.read(MOST_BYTES + 1).decode("utf-8")
-        if len(text) > MOST_BYTES:
+        content = content_of(file, MOST_BYTES)
+        if len(content) > MOST_BYTES:
             raise SpecError(where, "is larger than 256 MiB")
+        text = content.decode("utf-8")
         return json.loads(text) if text.lstrip().startswith(("{", "[")) else yaml.safe_load(text)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise SpecError(where, f"cannot be read: {str(error) or type(error).__name__}") from error

@@ -17,8 +17,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from .errors import CommandUsageError, PickerClientError
+from .input_files import content_of
 from .picker_client import PickerClient, run_with_picker
 
+MOST_BYTES: Final = 256 << 20
 PATH_HEADER: Final = "x-kvist-path"
 BAD_REQUEST: Final = 400
 NOT_FOUND: Final = 404
@@ -75,9 +77,12 @@ async def _went(picker: PickerClient, options: argparse.Namespace) -> int:
 
 def _body(file: str) -> bytes:
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        found = content_of(file, MOST_BYTES)
     except OSError as error:
         raise CommandUsageError(f"-f {file}: {error.strerror}") from error
+    if len(found) > MOST_BYTES:
+        raise CommandUsageError(f"-f {file}: is larger than 256 MiB, more than any picker takes")
+    return found
 
 
 def _show(

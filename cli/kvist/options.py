@@ -46,9 +46,32 @@ def demo_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class _Once(argparse.Action):
+    """An option that is refused where it is given twice, since all but the last would be ignored."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(
+                f"argument {option_string}: given twice; write all pools to one file, with --- between"
+            )
+        setattr(namespace, self.dest, values)
+
+
 def _pool(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
+        "-f",
+        "--filename",
+        dest="file",
+        action=_Once,
+        required=True,
+        metavar="FILE",
+        help="file with the pool, or with several; - is stdin",
     )
     parser.add_argument(
         "--preset",

@@ -5,6 +5,7 @@ No cluster is needed. Each command returns 0, 3 for a plan that is refused, or 2
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -32,6 +33,7 @@ from .cluster_files import read_nodes, read_prices
 from .plan_text import WIDTH, plan_page, print_text, shown
 from .pool_file import PoolFile, read_pools
 
+ACCESS_MODES: Final = ("ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany", "ReadWriteMany")
 REFUSED: Final = 3
 INVALID: Final = 2
 
@@ -243,7 +245,7 @@ def _site(options: argparse.Namespace) -> Site:
         apis=frozenset(Api) - missing,
         claims=claims,
         node_labels=_nodes(options),
-        gateways=frozenset(options.gateways),
+        gateways=frozenset(map(_controller, options.gateways)),
         assigns_users=options.openshift,
     )
 
@@ -261,4 +263,17 @@ def _claim(text: str) -> tuple[str, frozenset[str]]:
     name, sign, modes = text.partition("=")
     if not name or not sign or not modes:
         raise SpecError("--claim", f"{text!r} is not NAME=MODE, such as models=ReadOnlyMany")
-    return name, frozenset(modes.split(","))
+    for mode in (found := modes.split(",")):
+        if mode not in ACCESS_MODES:
+            raise SpecError("--claim", f"{mode!r} is no access mode: write {', '.join(ACCESS_MODES)}")
+    return name, frozenset(found)
+
+
+def _controller(text: str) -> str:
+    """Return the ``controllerName`` of a GatewayClass. Raises SpecError."""
+    if not re.fullmatch(r"[a-z0-9.-]+/\S+", text):
+        problem = (
+            f"{text!r} is no controllerName such as istio.io/gateway-controller; see kubectl get gatewayclass"
+        )
+        raise SpecError("--gateway", problem)
+    return text

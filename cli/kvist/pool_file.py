@@ -1,15 +1,16 @@
 """Reads the pools of a YAML file from an untrusted source: limits on size and depth, no duplicate keys."""
 
-import sys
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from kvist_operator.errors import SpecError
 from kvist_operator.spec.preset import PRESET_KIND, preset_name
+
+from .input_files import content_of
 
 MOST_BYTES: Final = 4 << 20
 """More than any API server accepts."""
@@ -120,12 +121,32 @@ def _meta(resource: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _documents(file: str, where: str) -> list[Any]:
     try:
-        documents = [d for d in yaml.load_all(_read_text(file, where), _Loader) if d is not None]
+        documents = [d for d in _loaded(_read_text(file, where)) if d is not None]
     except (OSError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise SpecError(where, f"cannot be read: {error}") from error
     except RecursionError:
         raise SpecError(where, f"is nested deeper than {DEEPEST} levels, the limit for a pool") from None
     return [item for document in documents for item in _items(document)]
+
+
+def _loaded(text: str) -> list[Any]:
+    """Return the documents of a text. Raises yaml.YAMLError or ValueError."""
+    try:
+        return list(yaml.load_all(text, _Loader))
+    except yaml.scanner.ScannerError:
+        if not text.lstrip("\ufeff \t\r\n").startswith("{"):
+            raise
+        # JSON may be indented by tabs, which YAML refuses
+        return [json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_duplicates)]
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} occurs twice")
+        found[name] = value
+    return found
 
 
 def _items(document: Any) -> list[Any]:
@@ -137,14 +158,10 @@ def _items(document: Any) -> list[Any]:
 
 
 def _read_text(file: str, where: str) -> str:
-    if file == "-":
-        content = sys.stdin.read(MOST_BYTES + 1)
-    else:
-        with Path(file).open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1).decode("utf-8")
+    content = content_of(file, MOST_BYTES)
     if len(content) > MOST_BYTES:
         raise SpecError(where, "is larger than 4 MiB, the limit for a pool")
-    return content
+    return content.decode("utf-8")
 
 
 def _count_values(value: Any, where: str, known: dict[int, int], depth: int) -> int:

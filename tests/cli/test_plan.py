@@ -157,7 +157,7 @@ def test_nodes_are_read_as_kubectl_prints_them(
         found = json.loads(capsys.readouterr().out)
         assert found["accelerator"]["name"] == "L40S"
         assert {"field": "perNode", "value": 4}.items() <= found["choices"][3].items()
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         assert main(["render", "-f", pool, "--nodes", "-"]) == 0
         assert "values:\n                - NVIDIA-L40S" in capsys.readouterr().out
     assert main(["compare", "-f", pool, "--nodes", str(file), "--with", "engine.maxNumSeqs=64"]) == 0

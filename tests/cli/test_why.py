@@ -154,7 +154,7 @@ def test_a_saved_object_needs_no_cluster(
     file = written(tmp_path, pool("agents", unready()))
     assert main(["why", "-f", file]) == 0
     assert capsys.readouterr().out.startswith("pool forest/twig: not ready (ImagePull)\n")
-    monkeypatch.setattr("sys.stdin", io.StringIO(Path(file).read_text()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(file).read_bytes())))
     assert main(["why", "-f", "-", "-o", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
 

@@ -18,6 +18,7 @@ from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.models import catalogue, source
 from kvist_operator.models.shape import checkpoint_bytes, parameters
 from kvist_operator.models.source import ModelHub, draft_facts, from_folder, from_hub, model_facts
+from kvist_operator.spec.pool import ModelRef, Source
 
 LOAD = """
 import json, sys
@@ -304,3 +305,18 @@ def test_a_draft_model_is_found_like_a_model() -> None:
     found = draft_facts("hf://Qwen/Qwen3-0.6B", None)
 
     assert checkpoint_bytes(found.shape) == pytest.approx(1.19e9, rel=0.01)
+
+
+def test_a_pinned_model_of_the_catalogue_needs_the_hub_for_its_revision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error does not say that the catalogue lacks it, and names the way to plan without the hub."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+
+    with pytest.raises(ModelNotFound) as error:
+        model_facts(ModelRef(kind=Source.HUB, location="Qwen/Qwen3-8B", revision="main"))
+
+    said = str(error.value)
+    assert "the catalogue, which has it, has no revisions, and the hub did not answer" in said
+    assert "leave spec.model.revision out, to plan with the catalogue's facts" in said

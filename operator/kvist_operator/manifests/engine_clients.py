@@ -17,7 +17,7 @@ from .object_names import ENVOY_GATEWAY, ISTIO, NGINX, Api, Json, Note, Referrer
 
 UNKNOWN: Final = "ClientsUnknown"
 UNSCRAPED: Final = "MetricsClosed"
-REMEDY: Final = "name them in spec.networkPolicy.from, or set spec.networkPolicy.mode: Open"
+REMEDY: Final = "name all that may in spec.networkPolicy.from, or set spec.networkPolicy.mode: Open"
 LABEL_LENGTH: Final = 63
 PROMETHEUS: Final[Json] = {
     "namespaceSelector": {},
@@ -56,7 +56,9 @@ def engine_clients(pool: Pool, site: Site) -> EngineClients:
     if pool.pod_monitor != "Disabled" and Api.POD_MONITOR in site.apis:
         return EngineClients(peers=(*peers, PROMETHEUS))
     message = (
-        f"only the picker and the gateway may connect to the engines, so no others read metrics: {REMEDY}"
+        "only the picker and the gateway may connect to the engines, so no others read metrics: name the "
+        "collectors and the gateway in spec.networkPolicy.from, which replaces those that are known, or set "
+        "spec.networkPolicy.mode: Open"
     )
     return EngineClients(peers=peers, notes=(Note("", UNSCRAPED, message),))
 

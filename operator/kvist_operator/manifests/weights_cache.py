@@ -100,9 +100,12 @@ def notes(pool: Pool, site: Site) -> list[Note]:
     modes = site.claims.get(claim, frozenset())
     if not modes or SHARED in modes:
         return []
+    effect = "downloads and engines run on one node only"
+    if modes == {"ReadOnlyMany"}:
+        effect = "downloads cannot write to it"
     text = (
-        f"spec.model.cache.claim: claim {claim} is {', '.join(sorted(modes))}, so that downloads and engines "
-        f"run on one node only: use a claim with {SHARED}, or spec.model.cache.hostPath"
+        f"spec.model.cache.claim: claim {claim} is {', '.join(sorted(modes))}, so that {effect}: use a claim "
+        f"with {SHARED}, or spec.model.cache.hostPath"
     )
     return [Note("", "ClaimNotShared", text)]
 

@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.spec.pool import ModelRef, Shape, Source
 
-from .catalogue import from_catalogue, near_names, with_parsers
+from .catalogue import from_catalogue, listed_name, near_names, with_parsers
 from .config_json import Keys
 from .pooling import LENGTH, MODULES, SentenceFiles, pooling_path, read_pooling, read_sentence_files
 from .quantization import REFUSED
@@ -57,7 +57,7 @@ class ModelHub:
         try:
             info = HfApi().model_info(repository, revision=revision or None, timeout=TIMEOUT_SECONDS)
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-            raise _unreachable(repository, error) from error
+            raise _unreachable(repository, error, revision) from error
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the cache may have the commit
             return self._cached_commit(repository, revision, error)
         return info.sha or revision
@@ -66,12 +66,12 @@ class ModelHub:
         """Return the commit in the client's cache. Raises ModelNotFound if it has none."""
         folder = _cache_folder() / f"models--{repository.replace('/', '--')}"
         if not folder.is_dir():  # without the client, whose import takes half a second
-            raise _unreachable(repository, error) from error
+            raise _unreachable(repository, error, revision) from error
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(repository, CONFIG, revision=revision or None)
         if not isinstance(cached, str):
-            raise _unreachable(repository, error) from error
+            raise _unreachable(repository, error, revision) from error
         self._cached_only = True
         return Path(cached).parent.name  # …/snapshots/<commit>/config.json
 
@@ -93,11 +93,11 @@ class ModelHub:
         except errors.LocalEntryNotFoundError as error:
             if self._cached_only and file != CONFIG:
                 return None
-            raise _unreachable(repository, error) from error
+            raise _unreachable(repository, error, revision) from error
         except errors.EntryNotFoundError:
             return None
         except Exception as error:
-            raise _unreachable(repository, error) from error
+            raise _unreachable(repository, error, revision) from error
         return Path(path).read_text(encoding="utf-8")
 
     def sizes(self, repository: str, revision: str) -> Mapping[str, int]:
@@ -112,7 +112,7 @@ class ModelHub:
                 repository, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS
             )
         except Exception as error:
-            raise _unreachable(repository, error) from error
+            raise _unreachable(repository, error, revision) from error
         return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
@@ -319,7 +319,7 @@ def _json_object(text: str, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _unreachable(repository: str, error: Exception) -> ModelNotFound:
+def _unreachable(repository: str, error: Exception, revision: str) -> ModelNotFound:
     kind = type(error).__name__
     if kind in ("GatedRepoError", "RepositoryNotFoundError"):
         remedy = "check the name, and that HF_TOKEN (spec.model.tokenSecretRef for engines) may read it"
@@ -327,8 +327,11 @@ def _unreachable(repository: str, error: Exception) -> ModelNotFound:
         remedy = "check spec.model.revision"
     else:
         remedy = "let this machine reach the hub (HF_ENDPOINT), or give the facts as spec.model.shape"
-    near = near_names(repository)
-    known = f" (similar names there: {', '.join(near)})" if near else ""
-    return ModelNotFound(
-        f"hf://{repository}: not in the catalogue{known}, and the hub did not answer: {remedy}"
-    )
+    refused = kind in ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError")
+    hub = "the hub refused" if refused else "the hub did not answer"
+    near = ", ".join(near_names(repository))
+    why = f"not in the catalogue (similar names there: {near})" if near else "not in the catalogue"
+    if revision and listed_name(repository):
+        why = "the catalogue, which has it, has no revisions"
+        remedy += "; or leave spec.model.revision out, to plan with the catalogue's facts"
+    return ModelNotFound(f"hf://{repository}: {why}, and {hub}: {remedy}")

@@ -122,7 +122,7 @@ def _kinds(
         return [_usual(known_accelerator(name, "--price")) for name in prices], PRICES
     raise HardwareError(
         "spec.accelerator.product: is not set, and no node has a label with it: set it, or pass "
-        "--gpu H100-80GB to kvist plan"
+        "--gpu H100-80GB to the command"
     )
 
 

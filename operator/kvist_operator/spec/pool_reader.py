@@ -56,6 +56,7 @@ from .tracing_reader import read_tracing
 KIND: Final = "InferencePool"
 GROUP: Final = "kvist.dev"
 VERSION: Final = "v1alpha1"
+OBJECT_FIELDS: Final = frozenset(("apiVersion", "kind", "metadata", "spec", "status"))
 SOURCES: Final = (
     "write hf://org/model, pvc://claim/path, oci://image or an absolute path in the engine's image"
 )
@@ -116,6 +117,9 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
     if resource["apiVersion"] != f"{GROUP}/{VERSION}":
         problem = f"{resource['apiVersion']!r} is not served: write {GROUP}/{VERSION}"
         raise SpecError("apiVersion", problem)
+    for key in sorted(resource.keys() - OBJECT_FIELDS, key=str):
+        problem = f"is not a field of an {KIND}: settings of a pool belong below spec, indented"
+        raise SpecError(str(key), problem)
     meta = Fields(resource.get("metadata") or {}, "metadata")
     name = _name(meta)
     spec = Fields(resource.get("spec") or {}, "spec")

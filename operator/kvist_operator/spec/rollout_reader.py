@@ -20,7 +20,10 @@ def read_rollout(f: Fields) -> Rollout:
         window=_window(f.optional("window")),
     )
     if rollout.upgrade is Upgrade.WINDOW and rollout.window is None:
-        raise SpecError(f.at("window"), "is missing: upgrade Window needs days, start and minutes")
+        raise SpecError(
+            f.at("window"),
+            'is missing, and upgrade is Window: write when, such as {days: [Sat], start: "02:00"}',
+        )
     return f.done(rollout)
 
 
