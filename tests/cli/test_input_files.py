@@ -39,7 +39,7 @@ def test_a_field_at_the_wrong_depth_is_refused(
 
 
 def test_a_second_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the last of several files would be read, so the command says how to write them."""
+    """The command would read only the last of several files, so it says how to write them."""
     with pytest.raises(SystemExit):
         main(["render", "-f", str(tmp_path / "a"), "-f", str(tmp_path / "b")])
     assert "given twice; write all pools to one file, with --- between" in capsys.readouterr().err
@@ -65,7 +65,7 @@ def test_json_may_be_indented_by_tabs(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_stdin_is_read_as_files_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As UTF-8 whatever the locale, with a byte order mark or without; other text is an error."""
+    """It is UTF-8 whatever the locale, with a byte order mark or without; other text is an error."""
     text = yaml.safe_dump(pool(metadata={"name": "twig", "annotations": {"team": "søk"}}), allow_unicode=True)
     for content in (text.encode(), b"\xef\xbb\xbf" + text.encode()):
         stdin(monkeypatch, content)

@@ -6,7 +6,6 @@ longer for a thousand endpoints than for fifty (``docs/decisions/0066``).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,8 @@ from kvist_epp.load.tpot_admission import FRESH_SECONDS, LIGHT_TOKENS, STEP_SECO
 from kvist_epp.scheduling.cost import CachedPrefix, EndpointCost, Policy, PoolCost
 
 Vector = NDArray[np.float64]
-_FIGURES: Final = len(AdmissionFigures._fields)
+Flags = NDArray[np.bool_]
+_SHARE, _ALLOWANCE, _AT, _FREE, _MOST, _FRESH_SINCE, _QUEUED = range(len(AdmissionFigures._fields))
 
 
 class TpotColumns:
@@ -26,7 +26,7 @@ class TpotColumns:
 
     def __init__(self, count: int) -> None:
         """``count``: endpoints, whose places are refreshed before the first pick."""
-        self._columns: Vector = np.zeros((_FIGURES, count))
+        self._columns: Vector = np.zeros((_QUEUED + 1, count))
 
     def refresh(self, at: int, load: EndpointLoad) -> None:
         """Copy the figures of the load at this place, which has changed."""
@@ -36,8 +36,14 @@ class TpotColumns:
     @property
     def prefill_share(self) -> Vector:
         """Part of the time of each endpoint that prefill may take."""
-        share: Vector = self._columns[0]
+        share: Vector = self._columns[_SHARE]
         return share
+
+    @property
+    def queued_seconds(self) -> Vector:
+        """Seconds of prefill of the requests that wait in the picker for each endpoint."""
+        queued: Vector = self._columns[_QUEUED]
+        return queued
 
     def lean(self, policy: Policy) -> float:
         """Return the part of its time for prompts below which an endpoint is tight."""
@@ -59,23 +65,42 @@ class TpotColumns:
         token, ``wait``: seconds of backlog at ``now``, ``part``: of a copy's work that the request answers
         for.
         """
-        share, allowance, allowance_at, free, most, fresh_since, queued = self._columns
-        lean = self.lean(policy)
-        tightness = np.where(share < lean, lean / share, 1.0)
-        work = uncached * seconds
-        own = pool.least_uncached + part * (uncached - pool.least_uncached)
-        allowed = np.minimum(STEP_SECONDS, allowance + share * np.maximum(0.0, now - allowance_at))
-        held_back = (uncached > LIGHT_TOKENS) & (share < 1.0) & (allowed < np.minimum(STEP_SECONDS, work))
-        held_back &= now - fresh_since > FRESH_SECONDS
-        deferred = (wait > STEP_SECONDS) | ((free < uncached) & (free < most)) | held_back
-        costs = own * seconds
+        tightness, least = self.tightness(policy), pool.least_uncached
+        own = least + part * (uncached - least)
+        costs: Vector = own * seconds
         costs *= pool.price * tightness
         costs += wait
-        costs += policy.queued_share * queued
+        costs += policy.queued_share * self.queued_seconds
+        deferred = self.deferred(uncached, seconds, wait, now)
         costs += np.where(deferred, policy.deferred_seconds * tightness, 0.0)
         costs += policy.evicted / pool.mean_rate * own
-        costs += pool.copy_seconds * (uncached - pool.least_uncached)
+        costs += pool.copy_seconds * (uncached - least)
         return costs
+
+    def tightness(self, policy: Policy) -> Vector:
+        """Return the factors by which prefill takes longer than on the mean endpoint; at least 1."""
+        share, lean = self.prefill_share, self.lean(policy)
+        return np.where(share < lean, lean / share, 1.0)
+
+    def deferred(self, uncached: Vector, seconds: Vector, wait: Vector, now: float) -> Flags:
+        """Return which endpoints may not take up the prompt now: those that do not ``admit`` it."""
+        enough = np.minimum(STEP_SECONDS, uncached * seconds)
+        held_back = (uncached > LIGHT_TOKENS) & (self.prefill_share < 1.0) & (self.allowance(now) < enough)
+        held_back &= now - self._columns[_FRESH_SINCE] > FRESH_SECONDS
+        full: Flags = (wait > STEP_SECONDS) | self.no_room(uncached) | held_back
+        return full
+
+    def no_room(self, uncached: Vector) -> Flags:
+        """Return whose KV caches have no blocks for so many tokens."""
+        free, most = self._columns[_FREE], self._columns[_MOST]
+        lacking: Flags = (free < uncached) & (free < most)
+        return lacking
+
+    def allowance(self, now: float) -> Vector:
+        """Return the seconds of prefill that each endpoint may take up."""
+        share, allowance, at = self._columns[:_FREE]
+        found: Vector = np.minimum(STEP_SECONDS, allowance + share * np.maximum(0.0, now - at))
+        return found
 
     def complete(self, rows: Sequence[EndpointCost], pool: PoolCost, part: float, policy: Policy) -> None:
         """Set ``own`` and ``tightness`` of some rows of the pool, as ``cost.terms`` does of all."""
