@@ -65,7 +65,7 @@ def test_json_may_be_indented_by_tabs(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_stdin_is_read_as_files_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is UTF-8 whatever the locale, with a byte order mark or without; other text is an error."""
+    """The command reads UTF-8 in any locale, with a byte order mark or without, and refuses other text."""
     text = yaml.safe_dump(pool(metadata={"name": "twig", "annotations": {"team": "søk"}}), allow_unicode=True)
     for content in (text.encode(), b"\xef\xbb\xbf" + text.encode()):
         stdin(monkeypatch, content)
