@@ -10,5 +10,6 @@
 - ``split_decision``: whether another endpoint than the one that answers should compute a prompt.
 - ``split_record``: what is kept and shown of that decision.
 - ``leg_costs``: what either leg of such a request costs at an endpoint.
+- ``leg_columns``: the same at many endpoints, over columns.
 - ``pick``: which endpoints are eligible or full, and which is best.
 """

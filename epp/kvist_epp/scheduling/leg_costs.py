@@ -276,6 +276,26 @@ def odds_ratio(share: float, allowed: float, rules: DisaggregationPolicy = RULES
     return odds(share, rules) / max(odds(allowed, rules), 0.01)
 
 
+def pressure(share: float, allowed: float, rules: DisaggregationPolicy = RULES) -> float:
+    """Return how much prompts press, 0..1: how much they would prolong answers if all endpoints had equal
+    parts of both, by how much they may, to the power of ``pressing``: a soft threshold.
+
+    ``share``: the mean part of the endpoints' time that goes to prompts; ``allowed``: the mean part that may.
+    Where answers would be fast enough with their share of the prompts, nothing is gained by an endpoint
+    without sequences, and its cache is missed.
+    """
+    pressed: float = odds_ratio(share, allowed, rules) ** rules.pressing
+    return min(1.0, pressed)
+
+
+def decode_seconds(candidates: Iterable[Candidate], rules: DisaggregationPolicy = RULES) -> float:
+    """Return how long answers take, by the endpoints that give them."""
+    known = [
+        one.load.decode_seconds for one in candidates if one.load.decode_seconds and one.endpoint.can_decode
+    ]
+    return max(known, default=rules.decode_seconds)
+
+
 def seconds_per_sequence(loads: Iterable[EndpointLoad]) -> float:
     """Return by how many seconds a sequence prolongs a token, over all endpoints; 0 while it is not known.
 

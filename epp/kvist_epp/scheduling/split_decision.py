@@ -22,13 +22,16 @@ from typing import Final
 import msgspec
 
 from kvist_epp.scheduling.cost import DEFAULT, Policy, terms
+from kvist_epp.scheduling.leg_columns import LegColumns
 from kvist_epp.scheduling.leg_costs import (
     RULES,
     DisaggregationPolicy,
     LegCosts,
-    odds_ratio,
+    decode_seconds,
+    pressure,
     seconds_per_sequence,
 )
+from kvist_epp.scheduling.load_columns import FEW
 from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, allows, cost_rows
 
 PAIRED: Final = 4
@@ -129,26 +132,19 @@ def weigh(
     max_backlog: float = inf,
     policy: Policy = DEFAULT,
     rules: DisaggregationPolicy = RULES,
+    few: int = FEW,
 ) -> SplitDecision | Undecided:
     """Return the cheapest pair beside the aggregated alternative, whichever is chosen.
 
     ``best``: the ordinary pick. ``warm``: pairs that need no handshake; None: all are warm. The two endpoints
-    of a pair differ, have equal compatibility labels, and roles that allow their legs.
+    of a pair differ, have equal compatibility labels, and roles that allow their legs. ``few``: endpoints up
+    to which each is looked at; among more, columns find those that are compared.
     """
     able = [c for c in candidates if c.ready and (subset is None or allows(subset, c.endpoint))]
-    rows = cost_rows(able, demand, now, policy) if able else []
-    seconds = terms(rows, demand.tokens, demand.uses, policy) if rows else []
-    legs = [
-        LegCosts(candidate, row, tuple([column[at] for column in seconds]), now, policy, rules, max_backlog)
-        for at, (candidate, row) in enumerate(zip(able, rows, strict=True))
-    ]
-    per_sequence = seconds_per_sequence([one.load for one in legs])
-    for one in legs:
-        one.set_allowed(per_sequence)
-    answer_seconds = _decode_seconds(legs, rules)
-    pressure = _pressure(legs, rules)
-    for one in legs:
-        one.set_prices(answer_seconds, pressure)
+    if len(able) > few:
+        legs = _legs_of_some(LegColumns(able, demand, now, policy, rules, max_backlog), best, warm)
+    else:
+        legs = _legs_of_all(able, demand, now, policy, rules, max_backlog)
     whole = _cheapest_whole(legs, best, rules)
     if whole is None:
         return Undecided("no-pair", "the picked endpoint is not ready", best)
@@ -176,6 +172,75 @@ def weigh(
     )
 
 
+def _legs_of_all(
+    candidates: Sequence[Candidate],
+    demand: Demand,
+    now: float,
+    policy: Policy,
+    rules: DisaggregationPolicy,
+    max_backlog: float,
+) -> list[LegCosts]:
+    """Return the costs at each endpoint."""
+    if not candidates:
+        return []
+    rows = cost_rows(candidates, demand, now, policy)
+    seconds = zip(*terms(rows, demand.tokens, demand.uses, policy), strict=True)
+    legs = [
+        LegCosts(candidate, row, each, now, policy, rules, max_backlog)
+        for candidate, row, each in zip(candidates, rows, seconds, strict=True)
+    ]
+    per_sequence = seconds_per_sequence([one.load for one in legs])
+    for one in legs:
+        one.set_allowed(per_sequence)
+    answer_seconds = decode_seconds(candidates, rules)
+    share, allowed = (sum(each) / len(legs) for each in ([x.share for x in legs], [x.allowed for x in legs]))
+    pressed = pressure(share, allowed, rules)
+    for one in legs:
+        one.set_prices(answer_seconds, pressed)
+    return legs
+
+
+def _legs_of_some(columns: LegColumns, best: ScoredEndpoint, warm: WarmPairs | None) -> list[LegCosts]:
+    """Return the costs at those of many endpoints that are compared: the ordinary pick, the cheapest for both
+    legs, and the shortlists of each set of compatible ones."""
+    place: dict[str, int] = {}
+    groups: dict[str, tuple[list[int], list[int]]] = {}
+    takers: list[int] = []
+    for at, candidate in enumerate(columns.candidates):
+        endpoint = candidate.endpoint
+        place[endpoint.key] = at
+        first, second = groups.setdefault(endpoint.kv_compatibility, ([], []))
+        if endpoint.can_prefill:
+            first.append(at)
+        if endpoint.can_decode:
+            second.append(at)
+        if not candidate.refusal:
+            takers.append(at)
+    found = {place[best.endpoint.key]} if best.endpoint.key in place else set()
+    shut = columns.closed | columns.deferred
+    if open_ones := [at for at in takers if not shut[at]]:
+        found.add(open_ones[int(columns.whole_cost[open_ones].argmin())])
+    for first, second in groups.values():
+        prefills = columns.cheapest(columns.prefill_cost, first, PAIRED)
+        decodes = columns.cheapest(columns.decode_cost, second, PAIRED)
+        found.update(prefills, decodes)
+        if warm is None:
+            continue
+        among, other = set(first), set(second)
+        for at in prefills:
+            met = _places(warm.decodes_of(columns.candidates[at].endpoint.key), place, other)
+            found.update(columns.cheapest(columns.decode_cost, met, PAIRED))
+        for at in decodes:
+            met = _places(warm.prefills_of(columns.candidates[at].endpoint.key), place, among)
+            found.update(columns.cheapest(columns.prefill_cost, met, PAIRED))
+    return columns.legs(found)
+
+
+def _places(keys: Iterable[str], place: Mapping[str, int], among: Collection[int]) -> list[int]:
+    """Return the places of these endpoints that are ``among`` others, in order."""
+    return sorted(at for key in keys if (at := place.get(key)) is not None and at in among)
+
+
 def _cheapest_whole(
     legs: Sequence[LegCosts], best: ScoredEndpoint, rules: DisaggregationPolicy
 ) -> LegCosts | None:
@@ -189,27 +254,6 @@ def _cheapest_whole(
         return picked
     found = min(open_ones, key=LegCosts.whole_cost)
     return found if found.whole_cost() < picked.whole_cost() - rules.margin_seconds else picked
-
-
-def _pressure(legs: Sequence[LegCosts], rules: DisaggregationPolicy) -> float:
-    """Return how much prompts press, 0..1: how much they would prolong answers if all endpoints had equal
-    parts of both, by how much they may, to the power of ``pressing``: a soft threshold.
-
-    Where answers would be fast enough with their share of the prompts, nothing is gained by an endpoint
-    without sequences, and its cache is missed.
-    """
-    if not legs:
-        return 0.0
-    share = sum([one.share for one in legs]) / len(legs)
-    allowed = sum([one.allowed for one in legs]) / len(legs)
-    pressed: float = odds_ratio(share, allowed, rules) ** rules.pressing
-    return min(1.0, pressed)
-
-
-def _decode_seconds(legs: Iterable[LegCosts], rules: DisaggregationPolicy) -> float:
-    """Return how long answers take, by the endpoints that give them."""
-    known = [one.load.decode_seconds for one in legs if one.endpoint.can_decode and one.load.decode_seconds]
-    return max(known, default=rules.decode_seconds)
 
 
 def _cheapest(

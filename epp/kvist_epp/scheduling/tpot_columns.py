@@ -28,6 +28,13 @@ class TpotColumns:
         """``count``: endpoints, whose places are refreshed before the first pick."""
         self._columns: Vector = np.zeros((_QUEUED + 1, count))
 
+    @classmethod
+    def of(cls, loads: Sequence[EndpointLoad]) -> "TpotColumns":
+        """Return the columns of these loads, all of which have a target."""
+        found = cls(0)
+        found._columns = np.array([load.tpot.figures(load) for load in loads if load.tpot is not None]).T
+        return found
+
     def refresh(self, at: int, load: EndpointLoad) -> None:
         """Copy the figures of the load at this place, which has changed."""
         if load.tpot is not None:

@@ -27,6 +27,7 @@ from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.candidate_table import CandidateTable, PickedEndpoints
 from kvist_epp.scheduling.pick import Candidate, Demand
+from kvist_epp.scheduling.split_decision import WarmPairs, weigh
 from kvist_sim.bench.harness.proof import FAILED, WIDTH, console, publish, stamped
 from kvist_sim.bench.index.data import BLOCK_SIZE, ROOT, Chain, chain
 
@@ -50,7 +51,9 @@ BOUND: Final = 2.0
 class BusyPool:
     """Endpoints that are all busy, the first of which hold the prompt."""
 
-    def __init__(self, count: int, holders: int, prompt: Chain, tpot_seconds: float) -> None:
+    def __init__(
+        self, count: int, holders: int, prompt: Chain, tpot_seconds: float, *, splits: bool = False
+    ) -> None:
         self._index, self._tracker = Index(), LoadTracker(tpot_seconds=tpot_seconds)
         self._lookup = Lookup(self._index, RoutingHistory())
         self._prompt = prompt.prompt
@@ -62,6 +65,7 @@ class BusyPool:
             for candidate in candidates:
                 self._send(candidate.endpoint.key, at % 2 * 500, 0.0)
         self._table = CandidateTable(candidates, self._tracker.changed)
+        self._candidates, self._warm = candidates, WarmPairs() if splits else None
         self._turn = 0
 
     def _member(self, number: int) -> Candidate:
@@ -86,7 +90,10 @@ class BusyPool:
         """Pick the best endpoints, send a request to the first, and end the oldest request."""
         self._turn += 1
         now = self._turn * PICK_SECONDS
-        picked = self._table.choose(Demand(found.tokens, found.hits, USES), now=now, turn=self._turn)
+        demand = Demand(found.tokens, found.hits, USES)
+        picked = self._table.choose(demand, now=now, turn=self._turn)
+        if self._warm is not None:
+            weigh(self._candidates, demand, picked.best, now=now, warm=self._warm)
         self._send(picked.best.endpoint.key, picked.best.uncached_tokens, now)
         self._tracker.end_reports.on_report()
         self._tracker.end(self._requests.popleft(), now)
@@ -109,6 +116,8 @@ class PickReport:
 
     rows: Sequence[PickFigures]
     tpot_seconds: float
+    splits: bool = False
+    """A pick also decides whether another endpoint computes the prompt."""
 
     def growth(self) -> float:
         """Return the time of a pick among the most endpoints over that among the fewest; ten hold it."""
@@ -116,17 +125,21 @@ class PickReport:
         return ten[-1].pick_us / ten[0].pick_us
 
     def broken(self) -> list[str]:
-        """Return the broken bound, in words."""
+        """Return the broken bound, in words; none holds for requests that may be split."""
         growth = self.growth()
-        if growth <= BOUND:
+        if self.splits or growth <= BOUND:
             return []
         return [f"the most endpoints cost {growth:.1f} times as much as the fewest when ten hold the prompt"]
 
 
-def measure(endpoints: Sequence[int], prompt: Chain, tpot_seconds: float) -> PickReport:
+def measure(
+    endpoints: Sequence[int], prompt: Chain, tpot_seconds: float, *, splits: bool = False
+) -> PickReport:
     """Measure every case with every number of endpoints."""
     cells = [(case, count) for case in CASES for count in endpoints]
-    pools = [BusyPool(count, _holders(case, count), prompt, tpot_seconds) for case, count in cells]
+    pools = [
+        BusyPool(count, _holders(case, count), prompt, tpot_seconds, splits=splits) for case, count in cells
+    ]
     found = [pool.look() for pool in pools]
     assert [len(one.hits) for one in found] == [_holders(case, count) for case, count in cells]
     times: list[list[tuple[float, float]]] = [[] for _ in cells]
@@ -137,7 +150,7 @@ def measure(endpoints: Sequence[int], prompt: Chain, tpot_seconds: float) -> Pic
     for (case, count), rounds in zip(cells, times, strict=True):
         look, pick = (min(both) * 1e6 for both in zip(*rounds, strict=True))
         rows.append(PickFigures(case, count, look, pick))
-    return PickReport(rows, tpot_seconds)
+    return PickReport(rows, tpot_seconds, splits)
 
 
 def _holders(case: str, count: int) -> int:
@@ -154,8 +167,9 @@ def _seconds(call: Callable[[], object]) -> float:
 def table(report: PickReport) -> RenderableType:
     """Return the figures, the bound above them."""
     fewest, most = _span(report)
-    verdict = "missed" if report.broken() else "held"
+    verdict = "none" if report.splits else "missed" if report.broken() else "held"
     target = f" under a TPOT target of {report.tpot_seconds:g} s" if report.tpot_seconds else ""
+    target += ", with the decision where to compute the prompt" if report.splits else ""
     shown = Table(box=None)
     for title in ("prompt held by", "endpoints", "look-up", "pick", "both"):
         shown.add_column(title, justify="left" if title.startswith("prompt") else "right")
@@ -179,7 +193,8 @@ def _span(report: PickReport) -> tuple[int, int]:
 def document(report: PickReport) -> dict[str, Any]:
     """Return the figures for JSON."""
     rows = [asdict(row) for row in report.rows]
-    return {"tpot_seconds": report.tpot_seconds, "growth": report.growth(), "rows": rows}
+    settings = {"tpot_seconds": report.tpot_seconds, "splits": report.splits}
+    return {**settings, "growth": report.growth(), "rows": rows}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,11 +204,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tpot-target", type=float, default=0.0, metavar="SECONDS", help="as kvist-epp's (default: none)"
     )
+    parser.add_argument(
+        "--disaggregation",
+        action="store_true",
+        help="also decide whether another endpoint computes the prompt",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; -: to stdout")
     parser.add_argument("--write-docs", metavar="FILE", help="write the table into docs/benchmarks.md")
     options = parser.parse_args(argv)
-    report = measure(options.endpoints, chain("warm", TOKENS // BLOCK_SIZE), options.tpot_target)
-    name = "pick-tpot" if options.tpot_target else "pick"
+    prompt = chain("warm", TOKENS // BLOCK_SIZE)
+    report = measure(options.endpoints, prompt, options.tpot_target, splits=options.disaggregation)
+    name = "pick" + "-tpot" * bool(options.tpot_target) + "-split" * options.disaggregation
     publish(name, stamped(document(report), report), table(report), options, width=WIDTH)
     for broken in report.broken():
         console().print(f"bound broken: {broken}", style="red", markup=False)

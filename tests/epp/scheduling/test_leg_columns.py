@@ -1,0 +1,166 @@
+"""The costs of legs over columns are those of one endpoint after the other, and lead to the same decision."""
+
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.tpot_admission import TpotAdmission
+from kvist_epp.scheduling import split_decision
+from kvist_epp.scheduling.cost import DEFAULT, Match
+from kvist_epp.scheduling.leg_columns import LegColumns
+from kvist_epp.scheduling.leg_costs import RULES
+from kvist_epp.scheduling.pick import Candidate, Demand, choose, settle_roles
+from kvist_epp.scheduling.split_decision import SplitDecision, Undecided, WarmPairs, weigh
+
+NOW = 100.0
+NAMES = [f"p{number}" for number in range(9)]
+LOADS = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["prefill", "decode", "both", "both"]),
+        "kv": st.sampled_from(["", "", "x"]),
+        "ready": st.sampled_from([True, True, True, False]),
+        "backlog": st.sampled_from([0.0, 300.0, 3_000.0, 90_000.0]),
+        "running": st.integers(0, 90),
+        "reserved": st.integers(0, 3),
+        "slots": st.sampled_from([None, 8, 64]),
+        "kv_full_at": st.sampled_from([None, None, 40]),
+        "decode_seconds": st.sampled_from([None, 2.0, 30.0]),
+        "rate": st.sampled_from([1_000.0, 10_000.0]),
+        "share": st.floats(0, 2),
+        "transfer_rate": st.sampled_from([None, 9_000.0]),
+        "promised": st.sampled_from([0.0, 5_000.0]),
+        "receives": st.sampled_from([-inf, NOW - 1, NOW + 2]),
+        "allowed": st.sampled_from([0.1, 0.2, 0.6, 1.0]),
+        "allowance": st.sampled_from([-1.0, 0.1, 0.5]),
+        "free": st.none() | st.sampled_from([100.0, 9_000.0]),
+        "queued": st.lists(st.sampled_from([NOW - 9, NOW - 1]), max_size=3),
+        "token": st.sampled_from([0.0, 0.02, 0.06]),
+        "least": st.sampled_from([0.0, 0.01]),
+        "held": st.sampled_from([0, 0, 16, 700, 20_000]),
+        "lower": st.sampled_from(["", "", "CPU"]),
+    }
+)
+
+
+def candidate(name: str, drawn: dict[str, Any], *, tpot: bool) -> Candidate:
+    """Return an endpoint with these figures."""
+    labels = {"kvist.dev/role": drawn["role"], "kvist.dev/kv-compatibility": drawn["kv"]}
+    load = EndpointLoad(
+        f"ns/{name}",
+        rate=drawn["rate"],
+        backlog_tokens=drawn["backlog"],
+        untracked_requests=drawn["running"],
+        reserved=drawn["reserved"],
+        slots=drawn["slots"],
+        kv_full_at=drawn["kv_full_at"],
+        decode_seconds=drawn["decode_seconds"],
+        transfer_rate=drawn["transfer_rate"],
+        promised_tokens=drawn["promised"],
+        receives_until=drawn["receives"],
+        at=NOW,
+    )
+    load.prefill_share.add(10 * drawn["share"], NOW)
+    if tpot:
+        load.tpot = TpotAdmission(0.05)
+        load.tpot.prefill_share = drawn["allowed"]
+        load.tpot._allowance, load.tpot._at = drawn["allowance"], NOW - 0.2
+        load.tpot._free, load.tpot._most = drawn["free"], 50_000.0
+        load.tpot.token_time.seconds, load.tpot.token_time.least = drawn["token"], drawn["least"]
+        load.tpot.token_time.sequences = drawn["running"] / 2
+        for number, since in enumerate(drawn["queued"]):
+            load.tpot.add_queued(number, 900, since)
+    return Candidate(Endpoint(name, "ns", "10.0.0.1", int(name[1:]), labels), load, drawn["ready"])
+
+
+@settings(max_examples=400)
+@given(
+    drawn=st.lists(LOADS, min_size=1, max_size=len(NAMES)),
+    tokens=st.sampled_from([0, 1, 600, 8_000]),
+    uses=st.sampled_from([0.0, 5.0]),
+    tpot=st.booleans(),
+    max_backlog=st.sampled_from([0.5, inf]),
+    pairs=st.none() | st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)), max_size=9),
+)
+def test_columns_cost_what_each_endpoint_costs(
+    drawn: list[dict[str, Any]],
+    tokens: int,
+    uses: float,
+    tpot: bool,
+    max_backlog: float,
+    pairs: list[tuple[str, str]] | None,
+) -> None:
+    """Each cost is the same at each endpoint, and so is the decision, with pairs that have met or without."""
+    pods = [candidate(name, each, tpot=tpot) for name, each in zip(NAMES, drawn, strict=False)]
+    settle_roles(pods)
+    hits = {}
+    for pod, each in zip(pods, drawn, strict=True):
+        if held := min(each["held"], tokens):
+            hits[pod.endpoint.key] = Match(held, held, {each["lower"]: held // 2} if each["lower"] else {})
+    demand, warm = Demand(tokens, hits, uses), None
+    if pairs is not None:
+        warm = WarmPairs()
+        for prefill, decode in pairs:
+            warm.add(f"ns/{prefill}", f"ns/{decode}")
+
+    able = [pod for pod in pods if pod.ready]
+    if able:
+        columns = LegColumns(able, demand, NOW, DEFAULT, RULES, max_backlog)
+        for at, one in enumerate(split_decision._legs_of_all(able, demand, NOW, DEFAULT, RULES, max_backlog)):
+            expected = one.whole_cost(), one.prefill_cost, one.decode_cost
+            found = tuple(
+                each[at] for each in (columns.whole_cost, columns.prefill_cost, columns.decode_cost)
+            )
+            assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+            assert bool(columns.closed[at]) == (one.full or one.no_room)
+            assert bool(columns.deferred[at]) == one.row.deferred
+            [alone] = columns.legs([at])
+            expected = alone.whole_cost(), alone.prefill_cost, alone.decode_cost
+            assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+    if all(pod.refusal for pod in pods):
+        return
+    best = choose(pods, demand, now=NOW, max_backlog=max_backlog)[0]
+    some, all_ = (
+        weigh(pods, demand, best, now=NOW, warm=warm, max_backlog=max_backlog, few=few)
+        for few in (0, len(pods))
+    )
+    # by their costs, since costs that are equal but for rounding may be ordered either way
+    if isinstance(some, Undecided) or isinstance(all_, Undecided):
+        assert isinstance(some, Undecided)
+        assert isinstance(all_, Undecided)
+        assert some.label == all_.label
+        assert some.whole.cost_seconds == pytest.approx(all_.whole.cost_seconds)
+        return
+    assert some.split_seconds == pytest.approx(all_.split_seconds)
+    assert some.whole_seconds == pytest.approx(all_.whole_seconds)
+    assert some.chosen == all_.chosen
+
+
+def test_a_large_pool_splits_as_a_small_one() -> None:
+    """With 200 endpoints of which a few are cheap, the pair and the terms are those of all looked at."""
+    usual = dict.fromkeys(("kv", "lower"), "") | dict.fromkeys(("slots", "kv_full_at", "transfer_rate"))
+    pods = []
+    for number in range(200):
+        drawn = usual | {"role": "both", "ready": True, "backlog": 0.0, "running": 30 + number, "reserved": 0}
+        drawn |= {"decode_seconds": 5.0, "rate": 10_000.0, "share": 0.2, "promised": 0.0, "receives": -inf}
+        pods.append(candidate(f"p{number}", drawn, tpot=False))
+    settle_roles(pods)
+    demand = Demand(8_000)
+    best = choose(pods, demand, now=NOW)[0]
+
+    found = weigh(pods, demand, best, now=NOW)
+    expected = weigh(pods, demand, best, now=NOW, few=len(pods))
+
+    assert isinstance(found, SplitDecision)
+    assert isinstance(expected, SplitDecision)
+    assert (found.prefill.endpoint, found.decode.endpoint) == (
+        expected.prefill.endpoint,
+        expected.decode.endpoint,
+    )
+    assert found.split_terms == pytest.approx(expected.split_terms)
+    assert found.reason == expected.reason
