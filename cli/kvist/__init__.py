@@ -15,6 +15,7 @@
 - ``picker_client``: reads the pages of a running picker.
 - ``cluster_files``: reads files with nodes and prices.
 - ``pool_file``: reads a pool's file.
+- ``input_files``: reads a file that an option names, or stdin.
 - ``errors``: exceptions of commands.
 
 ``__main__`` finds the subcommand and runs it. Parsers need the standard library only, so ``--help`` works
