@@ -156,6 +156,12 @@ class EndpointLoad:
             return inf
         return max(self.at, self.last_event_at + QUIET_SECONDS + STEP_TOKENS / self.rate)
 
+    @property
+    def first_done_at(self) -> float:
+        """Time at which its oldest prompt is computed without further events; infinite where none waits."""
+        oldest = next(iter(self.prefill_queue), None)
+        return inf if oldest is None else self.drains_from + oldest.backlog / self.rate
+
     def batch_or_backlog_full(self, max_backlog_seconds: float) -> bool:
         """True if its batch is full or its backlog is longer than this, as of the last ``drain``."""
         return (

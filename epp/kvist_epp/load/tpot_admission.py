@@ -68,6 +68,8 @@ class AdmissionFigures(NamedTuple):
     prevails if that is more than ``FRESH_SECONDS`` ago. Infinite: it never does; -infinite: fewer wait."""
     queued_seconds: float
     """Seconds of prefill of the requests that wait in the picker for the endpoint."""
+    first_done_at: float
+    """When time alone adds a sequence, and these figures have to be read again after a ``drain``."""
 
 
 class TpotAdmission:
@@ -264,7 +266,14 @@ class TpotAdmission:
         free = inf if self._free is None else self._free
         queued = self.queued_tokens / load.rate
         return AdmissionFigures(
-            self.prefill_share, self._allowance, self._at, free, self._most, since, queued
+            self.prefill_share,
+            self._allowance,
+            self._at,
+            free,
+            self._most,
+            since,
+            queued,
+            load.first_done_at,
         )
 
     def seconds_until_admitted(self, tokens: int, rate: float, now: float) -> float:

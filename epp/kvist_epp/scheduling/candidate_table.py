@@ -204,6 +204,9 @@ def _picked_under_target(
 ) -> PickedEndpoints:
     """Return the pick among many endpoints with a TPOT target each."""
     place, tokens, able = columns.place, demand.tokens, columns.candidates
+    for at in tpot.outdated(now):
+        able[at].load.drain(now)
+        columns.refresh(at)
     holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
     loading = _price_tiers(columns, holders, policy, now)
     pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)

@@ -50,15 +50,20 @@ class LegColumns:
         rules: DisaggregationPolicy,
         max_backlog: float,
     ) -> None:
-        """``candidates``: those that may take a leg; drains their loads to ``now``."""
+        """``candidates``: those that may take a leg; drains the loads that have computed a prompt by now."""
         self.candidates, self.demand, self.now = candidates, demand, now
         self.policy, self.rules, self.max_backlog = policy, rules, max_backlog
         loads = self.loads = [candidate.load for candidate in candidates]
         for load in loads:
-            load.drain(now)
+            if load.prefill_queue and load.first_done_at <= now:
+                load.drain(now)
         self.rate = _column([load.rate for load in loads])
         self.seconds = 1.0 / self.rate
         self.backlog = _column([load.backlog_tokens for load in loads]) * self.seconds
+        """Seconds, as ``EndpointLoad.drain`` to ``now`` would leave them."""
+        if waiting := self.backlog.nonzero()[0].tolist():
+            since = _column([loads[at].drains_from for at in waiting]) - now
+            self.backlog[waiting] = np.clip(since + self.backlog[waiting], 0.0, self.backlog[waiting])
         self.running = _column([load.running for load in loads])
         ended = [max(load.unseen_requests, load.late_ends) for load in loads]
         self.counted = np.maximum(0.0, self.running - _column(ended))

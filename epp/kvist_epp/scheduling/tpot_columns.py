@@ -16,7 +16,9 @@ from kvist_epp.scheduling.cost import CachedPrefix, EndpointCost, Policy, PoolCo
 
 Vector = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-_SHARE, _ALLOWANCE, _AT, _FREE, _MOST, _FRESH_SINCE, _QUEUED = range(len(AdmissionFigures._fields))
+_SHARE, _ALLOWANCE, _AT, _FREE, _MOST, _FRESH_SINCE, _QUEUED, _FIRST_DONE = range(
+    len(AdmissionFigures._fields)
+)
 
 
 class TpotColumns:
@@ -26,7 +28,7 @@ class TpotColumns:
 
     def __init__(self, count: int) -> None:
         """``count``: endpoints, whose places are refreshed before the first pick."""
-        self._columns: Vector = np.zeros((_QUEUED + 1, count))
+        self._columns: Vector = np.zeros((_FIRST_DONE + 1, count))
 
     @classmethod
     def of(cls, loads: Sequence[EndpointLoad]) -> "TpotColumns":
@@ -39,6 +41,14 @@ class TpotColumns:
         """Copy the figures of the load at this place, which has changed."""
         if load.tpot is not None:
             self._columns[:, at] = load.tpot.figures(load)
+
+    def outdated(self, now: float) -> list[int]:
+        """Return the places of endpoints that have computed a prompt by now without an event.
+
+        Their loads have to be drained, and their figures to be read again.
+        """
+        found: list[int] = (self._columns[_FIRST_DONE] <= now).nonzero()[0].tolist()
+        return found
 
     @property
     def prefill_share(self) -> Vector:

@@ -18,6 +18,8 @@ from kvist_epp.scheduling.load_columns import FEW
 from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, choose, explain
 from kvist_epp.scheduling.pick_record import KEPT, PickRecord
 
+MANY = FEW * 7 // 6 + 2
+"""Endpoints of which more than ``FEW`` are ready."""
 HELD = st.tuples(st.integers(0, 40), st.sampled_from([0, 16, 512, 4096]), st.sampled_from(["", "CPU", "X"]))
 EVENTS = st.tuples(
     st.integers(0, 40),
@@ -36,6 +38,7 @@ EVENTS = st.tuples(
             "queue",
             "leave",
             "metrics",
+            "pause",
         ]
     ),
     st.integers(0, 5000),
@@ -80,6 +83,17 @@ class World:
         elif what == "tiers":
             load.tier_rates = {"CPU": 1.0 + tokens} if tokens % 2 else {}
             load.skipped_media = frozenset(({"CPU"}, {"X"}, {"CPU", "X"}, ())[tokens % 4])
+        elif what == "silent" and some:
+            tracker.end_remote(some, now, untracked=True)
+        else:
+            self.schedule(number, what, tokens)
+
+    def schedule(self, number: int, what: str, tokens: int) -> None:
+        """One event that changes what an endpoint may take up, or time that passes."""
+        key = self.candidates[number % len(self.candidates)].endpoint.key
+        load, tracker, now = self.tracker.load(key), self.tracker, self.now
+        if what == "pause":
+            self.now += tokens / 1000
         elif what == "keep":
             load.keep_place(tokens)
         elif what == "queue" and load.tpot is not None:
@@ -99,8 +113,6 @@ class World:
                 generation_tokens=self.generated,
             )
             tracker.on_scrape(key, sample, now)
-        elif what == "silent" and some:
-            tracker.end_remote(some, now, untracked=True)
 
     def both(self, demand: Demand, subset: tuple[str, ...] | None, **given: Any) -> None:
         """Compare the pick of the table with that of the loop."""
@@ -148,7 +160,7 @@ class World:
 
 @settings(max_examples=300)
 @given(
-    count=st.integers(1, 60),
+    count=st.integers(1, 10) | st.integers(MANY - 9, 70),
     events=st.lists(EVENTS, max_size=40),
     held=st.lists(HELD, max_size=20),
     tokens=st.sampled_from([0, 1, 100, 5000]),
@@ -181,7 +193,7 @@ def test_the_table_picks_what_the_loop_picks(
 
 @settings(max_examples=300)
 @given(
-    count=st.integers(FEW + 1, 60),
+    count=st.integers(MANY, 70),
     events=st.lists(EVENTS, min_size=20, max_size=80),
     held=st.lists(HELD, max_size=30),
     tokens=st.sampled_from([0, 1, 100, 300, 1000, 5000]),
@@ -250,3 +262,26 @@ def test_equal_endpoints_take_turns_in_a_table(count: int) -> None:
     picked: Callable[[int], str] = lambda turn: table.choose(Demand(1), now=1.0, turn=turn).hostports[0]  # noqa: E731
 
     assert {picked(turn) for turn in range(count)} == {endpoint.hostport for endpoint in endpoints}
+
+
+def test_prompts_that_are_computed_by_now_count_as_sequences() -> None:
+    """Without events prompts are computed as time passes, and their sequences then defer the next prompt."""
+    world = World(MANY, tpot=0.05)
+    for candidate in world.candidates[2:]:
+        world.tracker.add(InFlightRequest("", 90_000), candidate.endpoint.key, 90_000, world.now)
+    tight, other = world.candidates[0], world.candidates[1]
+    for number in range(6):
+        world.tracker.add(InFlightRequest(str(number), 100), tight.endpoint.key, 100, world.now)
+    other.load.untracked_requests = (
+        86  # costs 0.4 s more than the tight one, which costs 0.8 s more if it defers
+    )
+    for one, allowance in ((tight, -1.0), (other, 0.5)):
+        assert one.load.tpot is not None
+        one.load.tpot.prefill_share, one.load.tpot._allowance = 0.2, allowance
+        world.tracker.changed.add(one.load)
+    picked = []
+    for seconds in (0.3, 0.4):  # 300 tokens computed: three sequences; then all six
+        world.now += seconds
+        picked.append(world.table.choose(Demand(5_000), now=world.now).hostports[0])
+    assert picked == [tight.endpoint.hostport, other.endpoint.hostport]
+    assert picked[1] == choose(world.candidates, Demand(5_000), now=world.now)[0].endpoint.hostport

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tpot_admission import TpotAdmission
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling import split_decision
 from kvist_epp.scheduling.cost import DEFAULT, Match
 from kvist_epp.scheduling.leg_columns import LegColumns
@@ -141,26 +143,40 @@ def test_columns_cost_what_each_endpoint_costs(
     assert some.chosen == all_.chosen
 
 
-def test_a_large_pool_splits_as_a_small_one() -> None:
-    """With 200 endpoints of which a few are cheap, the pair and the terms are those of all looked at."""
-    usual = dict.fromkeys(("kv", "lower"), "") | dict.fromkeys(("slots", "kv_full_at", "transfer_rate"))
+def world(tpot: float) -> list[Candidate]:
+    """Return 200 endpoints, with queues of prompts of different lengths that time computes."""
+    tracker = LoadTracker(tpot_seconds=tpot, default_rate=1_000.0)
     pods = []
     for number in range(200):
-        drawn = usual | {"role": "both", "ready": True, "backlog": 0.0, "running": 30 + number, "reserved": 0}
-        drawn |= {"decode_seconds": 5.0, "rate": 10_000.0, "share": 0.2, "promised": 0.0, "receives": -inf}
-        pods.append(candidate(f"p{number}", drawn, tpot=False))
+        endpoint = Endpoint(f"p{number}", "ns", "10.0.0.1", number, {"kvist.dev/role": "both"})
+        load = tracker.load(endpoint.key)
+        load.slots = 12
+        if load.tpot is not None:
+            load.tpot.prefill_share, load.tpot._allowance = 0.2 + number / 400, -1.0
+        for at in range(4 + number % 10):
+            tracker.add(InFlightRequest(f"{number}/{at}", 900), endpoint.key, 20 * (number % 7), NOW)
+        pods.append(Candidate(endpoint, load))
     settle_roles(pods)
-    demand = Demand(8_000)
-    best = choose(pods, demand, now=NOW)[0]
+    return pods
 
-    found = weigh(pods, demand, best, now=NOW)
-    expected = weigh(pods, demand, best, now=NOW, few=len(pods))
+
+@pytest.mark.parametrize("tpot", [0.0, 0.05])
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.4, 3.0])
+def test_a_large_pool_splits_as_if_each_endpoint_was_looked_at(tpot: float, seconds: float) -> None:
+    """With 200 endpoints, the pair and all terms are the same, at any time after the last event."""
+    demand, now = Demand(8_000), NOW + seconds
+    best = choose(world(tpot), demand, now=now)[0]
+
+    found = weigh(world(tpot), demand, best, now=now)
+    expected = weigh(world(tpot), demand, best, now=now, few=200)
 
     assert isinstance(found, SplitDecision)
     assert isinstance(expected, SplitDecision)
-    assert (found.prefill.endpoint, found.decode.endpoint) == (
-        expected.prefill.endpoint,
-        expected.decode.endpoint,
-    )
     assert found.split_terms == pytest.approx(expected.split_terms)
-    assert found.reason == expected.reason
+    assert found.whole_terms == pytest.approx(expected.whole_terms)
+    assert (found.chosen, found.reason) == (expected.chosen, expected.reason)
+    columns = LegColumns(world(tpot), demand, now, DEFAULT, RULES, inf)
+    legs = split_decision._legs_of_all(world(tpot), demand, now, DEFAULT, RULES, inf)
+    assert columns.whole_cost.tolist() == pytest.approx([one.whole_cost() for one in legs])
+    assert columns.decode_cost.tolist() == pytest.approx([one.decode_cost for one in legs])
+    assert columns.prefill_cost.tolist() == pytest.approx([one.prefill_cost for one in legs])
