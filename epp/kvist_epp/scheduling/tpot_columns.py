@@ -1,8 +1,8 @@
 """The cost under a TPOT target, over columns: what ``cost.terms`` adds up, for many endpoints at once. Pure.
 
-An endpoint's schedule (``load.tpot_admission``) is a few figures that change with events only, and the rest
-follows from the time. So whether it defers a prompt is a handful of comparisons of columns, which hardly take
-longer for a thousand endpoints than for fifty (``docs/decisions/0066``).
+An endpoint's schedule (``load.tpot_admission``) is a few figures, which change with events and when time has
+computed a prompt; the rest follows from the clock. So whether it defers a prompt is a handful of comparisons
+of columns, which hardly take longer for a thousand endpoints than for fifty (``docs/decisions/0066``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,8 +104,8 @@ class TpotColumns:
         enough = np.minimum(STEP_SECONDS, uncached * seconds)
         held_back = (uncached > LIGHT_TOKENS) & (self.prefill_share < 1.0) & (self.allowance(now) < enough)
         held_back &= now - self._columns[_FRESH_SINCE] > FRESH_SECONDS
-        full: Flags = (wait > STEP_SECONDS) | self.no_room(uncached) | held_back
-        return full
+        found: Flags = (wait > STEP_SECONDS) | self.no_room(uncached) | held_back
+        return found
 
     def no_room(self, uncached: Vector) -> Flags:
         """Return whose KV caches have no blocks for so many tokens."""
