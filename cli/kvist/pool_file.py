@@ -133,11 +133,13 @@ def _loaded(text: str) -> list[Any]:
     """Return the documents of a text. Raises yaml.YAMLError or ValueError."""
     try:
         return list(yaml.load_all(text, _Loader))
-    except yaml.scanner.ScannerError:
-        if not text.lstrip("\ufeff \t\r\n").startswith("{"):
+    except yaml.scanner.ScannerError as error:
+        if "'\\t'" not in str(error.problem):
             raise
-        # JSON may be indented by tabs, which YAML refuses
-        return [json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_duplicates)]
+        try:  # JSON may be indented by tabs, which YAML refuses
+            return [json.loads(text.lstrip("\ufeff"), object_pairs_hook=_without_duplicates)]
+        except json.JSONDecodeError:
+            raise error from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -57,9 +57,13 @@ def test_json_may_be_indented_by_tabs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["render", "-f", str(file)]) == 2
     assert "'kind' occurs twice" in capsys.readouterr().err
 
-    file.write_text("kind: a\n\tname: b\n")
-    assert main(["render", "-f", str(file)]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    for text, said in (
+        ("kind: a\n\tname: b\n", "'\\t'"),
+        ("{kind: Pool, spec: {model: @x}}", "character '@'"),
+    ):
+        file.write_text(text)
+        assert main(["render", "-f", str(file)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_stdin_is_read_as_files_are(

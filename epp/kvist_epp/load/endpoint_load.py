@@ -214,9 +214,12 @@ class EndpointLoad:
             return self.backlog_tokens
         while queue and budget > 0:
             head = next(iter(queue))
-            done = min(head.backlog, budget)
-            budget -= done
-            self.set_backlog(head, head.backlog - done)
+            if head.backlog > budget:  # no change for those who read when it will be done
+                head.backlog -= budget
+                self.backlog_tokens = max(head.backlog, self.backlog_tokens - budget)
+                break
+            budget -= head.backlog
+            self.set_backlog(head, 0.0)
         return self.backlog_tokens
 
     def set_backlog(self, attempt: Attempt, tokens: float) -> None:

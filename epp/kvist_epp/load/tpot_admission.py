@@ -120,6 +120,10 @@ class TpotAdmission:
         self._most = 0.0
         """Tokens of a prompt that have to be free: half of the cache, or a long one would never be sent."""
 
+    def detach(self) -> None:
+        """Call ``on_change`` no longer: the endpoint has left, and it refers to the load and so to this."""
+        self._on_change = bool
+
     def add_queued(self, request: Hashable, tokens: int, now: float) -> None:
         """Note a request that waits for capacity on this endpoint."""
         self.queued[request] = now, tokens
@@ -160,6 +164,7 @@ class TpotAdmission:
         ``helping``: requests there that end with their prompt, since other endpoints answer them; where there
         are no others, prompts may take all of the time.
         """
+        self._advance(now)  # by the share that held until now
         if (capacity := sample.reported_tokens) is not None:
             self._most = capacity / 2
             free = (1.0 - sample.cache_usage - FREE_SHARE) * capacity - backlog

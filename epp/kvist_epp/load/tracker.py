@@ -214,6 +214,8 @@ class LoadTracker(RequestBooks):
     def remove_endpoint(self, endpoint: str) -> list[InFlightRequest]:
         """Drop an endpoint that has left; return the requests of this replica that were on it."""
         load = self._loads.pop(endpoint, None)
+        if load is not None and load.tpot is not None:
+            load.tpot.detach()
         if self._rates.remove(endpoint):
             self._set_rates(self._loads.values())
         attempts = [] if load is None else load.attempts

@@ -117,10 +117,11 @@ class CandidateTable:
         Raises NoEndpoints with the reason why none is eligible.
         """
         columns = self._columns
-        for load in self._changed:
-            if (place := self._place_of_load.get(load)) is not None:
-                columns.refresh(place)
-        self._changed.clear()
+        self._copy_changed()
+        if columns.tpot is not None and (outdated := columns.tpot.outdated(now)):
+            for place in outdated:
+                columns.candidates[place].load.drain(now)
+            self._copy_changed()
         if subset is not None:
             members = self._members(subset)
             if len(members.candidates) < len(columns.candidates):
@@ -140,6 +141,12 @@ class CandidateTable:
             tuple([row.endpoint.hostport for row in rows]),
             None if columns.pool is None else RankingRecord.of(columns.pool, ranking, demand.tokens),
         )
+
+    def _copy_changed(self) -> None:
+        for load in self._changed:
+            if (place := self._place_of_load.get(load)) is not None:
+                self._columns.refresh(place)
+        self._changed.clear()
 
     def _within(self, subset: tuple[str, ...]) -> "_SubsetEndpoints":
         found = [one for one in self._columns.candidates if allows(subset, one.endpoint)]
@@ -204,9 +211,6 @@ def _picked_under_target(
 ) -> PickedEndpoints:
     """Return the pick among many endpoints with a TPOT target each."""
     place, tokens, able = columns.place, demand.tokens, columns.candidates
-    for at in tpot.outdated(now):
-        able[at].load.drain(now)
-        columns.refresh(at)
     holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
     loading = _price_tiers(columns, holders, policy, now)
     pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)
@@ -308,10 +312,13 @@ def _pool_cost(
         copied = policy.copy_share * most
         part = share_of_copy(uses, len([1 for cached in held if cached >= copied]), policy)
     price = price_of_work(columns.total_running / count, columns.total_kv_full / count, policy)
+    mean_rate = columns.total_rate / count
+    if columns.many:  # not numbers of numpy, which JSON does not have
+        price, mean_rate = float(price), float(mean_rate)
     if not tokens:
-        return PoolCost(price, columns.total_rate / count, 0, policy.copy_seconds), part
+        return PoolCost(price, mean_rate, 0, policy.copy_seconds), part
     least = tokens - most if most < tokens else 1
-    return PoolCost(price, columns.total_rate / count, least, policy.copy_seconds / tokens), part
+    return PoolCost(price, mean_rate, least, policy.copy_seconds / tokens), part
 
 
 def _costs(

@@ -254,7 +254,8 @@ class LegColumns:
 
     def legs(self, places: Iterable[int]) -> list[LegCosts]:
         """Return the costs at these places, in the order of the candidates."""
-        chosen = [self.candidates[at] for at in sorted(places)]
+        if not (chosen := [self.candidates[at] for at in sorted(places)]):
+            return []
         rows = cost_rows(chosen, self.demand, self.now, self.policy)
         if self.tpot is None:
             for row in rows:

@@ -160,6 +160,22 @@ def world(tpot: float) -> list[Candidate]:
     return pods
 
 
+def test_endpoints_that_take_no_leg_are_no_pair() -> None:
+    """Endpoints that only encode, without the ordinary pick among them, leave the request where it is."""
+    pods = world(0.0)
+    best = choose(pods, Demand(8_000), now=NOW)[0]
+    others = []
+    for pod in pods[:60]:
+        if pod.endpoint.key != best.endpoint.key:
+            endpoint = Endpoint(pod.endpoint.name, "ns", "10.0.0.1", 1, {"kvist.dev/role": "encode"})
+            others.append(Candidate(endpoint, pod.load))
+    settle_roles(others)
+
+    found = [weigh(others, Demand(8_000), best, now=NOW, few=few) for few in (0, 100)]
+
+    assert [getattr(each, "label", "") for each in found] == ["no-pair", "no-pair"]
+
+
 @pytest.mark.parametrize("tpot", [0.0, 0.05])
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.4, 3.0])
 def test_a_large_pool_splits_as_if_each_endpoint_was_looked_at(tpot: float, seconds: float) -> None:

@@ -1,5 +1,7 @@
 """The cost under a TPOT target over columns is the cost of one endpoint after the other."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tpot_admission import FRESH_SECONDS, LIGHT_TOKENS, STEP_SECONDS, TpotAdmission
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.cost import DEFAULT, TERMS, EndpointCost, Match, PoolCost, terms
@@ -95,6 +98,54 @@ def _pool(rows: list[EndpointCost], named: dict[str, list[float]]) -> tuple[Pool
     price = 1.0 + DEFAULT.price_running * sum(row.running for row in rows) / len(rows)
     copying = 0.0 if other is None else named["copy"][rows.index(other)] / (other.uncached - least)
     return PoolCost(price, mean_rate, least, copying), part
+
+
+@pytest.mark.parametrize("looks", [0, 5])
+def test_what_a_scrape_shows_holds_from_then_on(looks: int) -> None:
+    """The allowance grows by the share that held until the scrape, whether picks asked meanwhile or not."""
+    tracker = LoadTracker(tpot_seconds=0.05, default_rate=1_000.0)
+    load = tracker.load("a")
+    assert load.tpot is not None
+    load.tpot.prefill_share, load.tpot._allowance, load.tpot._at = 0.1, -1.5, NOW
+    for at in range(looks):
+        load.tpot.admits(load, 5_000, NOW + at)
+    sample = EngineSample(running=0)
+    load.tpot.on_scrape(sample, 0.0, 1_000.0, NOW + 5, helping=1)  # its sequences have left
+
+    assert load.tpot.prefill_share == 1.0
+    assert load.tpot.figures(load).allowance == pytest.approx(-1.5 + 5 * 0.1)
+
+
+def test_time_that_computes_a_part_of_a_prompt_marks_no_load() -> None:
+    """Columns know when the prompt will be done, so only its end makes them read the load again."""
+    tracker = LoadTracker(tpot_seconds=0.05, default_rate=1_000.0)
+    for size in (500, 700):
+        tracker.add(InFlightRequest("", size), "a", size, NOW)
+    load = tracker.load("a")
+    tracker.changed.clear()
+
+    load.drain(NOW + 0.25)
+    assert (tracker.changed, load.backlog_tokens) == (set(), 950)
+    load.drain(NOW + 0.75)
+    assert (tracker.changed, load.backlog_tokens, len(load.prefill_queue)) == ({load}, 450, 1)
+
+
+def test_a_load_is_freed_when_its_endpoint_has_left() -> None:
+    """No cycle of references keeps it: the collector does not look at what existed when it was frozen."""
+    tracker = LoadTracker(tpot_seconds=0.05)
+    tpot = tracker.load("a").tpot
+    assert tpot is not None
+    waiting = LoadTracker()  # anything to which there can be a weak reference
+    tpot.add_queued(waiting, 10, NOW)
+    gone = weakref.ref(waiting)
+    del tpot, waiting
+    gc.disable()
+    try:
+        tracker.remove_endpoint("a")
+        tracker.changed.clear()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_changes_a_schedule_marks_its_load() -> None:
