@@ -320,15 +320,14 @@ def _json_object(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _unreachable(repository: str, error: Exception, revision: str) -> ModelNotFound:
-    kind = type(error).__name__
+    kind, hub = type(error).__name__, "the hub refused"
     if kind in ("GatedRepoError", "RepositoryNotFoundError"):
         remedy = "check the name, and that HF_TOKEN (spec.model.tokenSecretRef for engines) may read it"
     elif kind == "RevisionNotFoundError":
         remedy = "check spec.model.revision"
     else:
+        hub = "the hub did not answer"
         remedy = "let this machine reach the hub (HF_ENDPOINT), or give the facts as spec.model.shape"
-    refused = kind in ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError")
-    hub = "the hub refused" if refused else "the hub did not answer"
     near = ", ".join(near_names(repository))
     why = f"not in the catalogue (similar names there: {near})" if near else "not in the catalogue"
     if revision and listed_name(repository):
