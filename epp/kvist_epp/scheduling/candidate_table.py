@@ -8,7 +8,7 @@ the prompt, are looked at one by one. Under a TPOT target each endpoint has a sc
 columns find the best ones and ``pick`` computes the terms of these, among few ``pick`` does all.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from operator import add
@@ -28,8 +28,8 @@ from kvist_epp.scheduling.cost import (
     EndpointCost,
     Policy,
     PoolCost,
-    price_of_work,
-    share_of_copy,
+    complete,
+    pool_cost,
     terms_in,
     terms_of_one,
     uncached_tokens,
@@ -169,10 +169,8 @@ def _picked(
     max_backlog: float,
     policy: Policy,
 ) -> PickedEndpoints:
-    place, tokens, able = columns.place, demand.tokens, columns.candidates
-    holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
-    loading = _price_tiers(columns, holders, policy, now)
-    pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)
+    tokens, able = demand.tokens, columns.candidates
+    holders, loading, pool, part = _prices(columns, demand, policy, now)
     costs = _costs(columns, now, tokens, holders, pool, part, policy)
     for at, seconds in loading.items():
         costs[at] += seconds
@@ -210,10 +208,8 @@ def _picked_under_target(
     policy: Policy,
 ) -> PickedEndpoints:
     """Return the pick among many endpoints with a TPOT target each."""
-    place, tokens, able = columns.place, demand.tokens, columns.candidates
-    holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
-    loading = _price_tiers(columns, holders, policy, now)
-    pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)
+    tokens, able = demand.tokens, columns.candidates
+    holders, loading, pool, part = _prices(columns, demand, policy, now)
     uncached = uncached_of_all(len(able), tokens, holders)
     columns.price_running(policy.running_seconds)
     costs = tpot.costs(uncached, columns.seconds, columns.wait_at(now), now, pool, part, policy)
@@ -225,7 +221,7 @@ def _picked_under_target(
     kept = best if columns.pool is None else _kept(columns, costs, best, holders)
     shown = [able[at] for at in kept]
     rows = cost_rows(shown, demand, now, policy)
-    tpot.complete(rows, pool, part, policy)
+    complete(rows, pool, part, tpot.lean(policy))
     is_full = [row.load.batch_or_backlog_full(max_backlog) for row in rows]
     ranking = Ranking(shown, rows, terms_in(pool, rows, policy), is_full, list(range(len(rows))))
     [first] = ranking.best(1, all_full=is_full[0] or _all_full(columns, full))
@@ -300,25 +296,28 @@ def _price_tiers(
     return loading
 
 
-def _pool_cost(
-    columns: LoadColumns, tokens: int, hits: Iterable[CachedPrefix], uses: float, policy: Policy
-) -> tuple[PoolCost, float]:
-    """Return what the terms share, and the part of a copy's work that this request answers for."""
-    count = len(columns.candidates)
-    held = [hit.tokens for hit in hits]
-    most = max(held) if held else 0
-    part = 1.0
-    if uses and most:
-        copied = policy.copy_share * most
-        part = share_of_copy(uses, len([1 for cached in held if cached >= copied]), policy)
-    price = price_of_work(columns.total_running / count, columns.total_kv_full / count, policy)
-    mean_rate = columns.total_rate / count
-    if columns.many:  # not numbers of numpy, which JSON does not have
-        price, mean_rate = float(price), float(mean_rate)
-    if not tokens:
-        return PoolCost(price, mean_rate, 0, policy.copy_seconds), part
-    least = tokens - most if most < tokens else 1
-    return PoolCost(price, mean_rate, least, policy.copy_seconds / tokens), part
+def _prices(
+    columns: LoadColumns, demand: Demand, policy: Policy, now: float
+) -> tuple[dict[int, CachedPrefix], Mapping[int, float], PoolCost, float]:
+    """Return what endpoints hold of the prompt, and the seconds of loading it from slower tiers, by place;
+    what the terms share; and the part of a copy's work that the request answers for."""
+    place, count, tokens = columns.place, len(columns.candidates), demand.tokens
+    holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
+    loading = _price_tiers(columns, holders, policy, now)
+    held = [hit.tokens for hit in holders.values()]
+    # a prompt that is wholly cached still computes its last token
+    least = max(tokens - max(held), min(tokens, 1)) if held else tokens
+    pool, part = pool_cost(
+        columns.total_running / count,
+        columns.total_kv_full / count,
+        columns.total_rate / count,
+        least,
+        held,
+        tokens,
+        demand.uses,
+        policy,
+    )
+    return holders, loading, pool, part
 
 
 def _costs(

@@ -321,20 +321,43 @@ def _pool_cost(rows: Sequence[EndpointCost], tokens: int, uses: float, policy: P
         if load.kv_full_at is not None:
             kv_full += 1
     count = len(rows)
-    least = min([row.uncached for row in rows])
     held = [row.hit.tokens for row in rows]
+    least = min([row.uncached for row in rows])
+    pool, part = pool_cost(running / count, kv_full / count, rate / count, least, held, tokens, uses, policy)
+    complete(rows, pool, part, policy.tight * (share / count))
+    return pool
+
+
+def pool_cost(
+    running: float,
+    kv_full: float,
+    mean_rate: float,
+    least_uncached: int,
+    held: Sequence[int],
+    tokens: int,
+    uses: float,
+    policy: Policy = DEFAULT,
+) -> tuple[PoolCost, float]:
+    """Return what the terms share, and the part of a copy's work that this request answers for.
+
+    ``running``: mean number of sequences per endpoint, ``kv_full``: share of endpoints whose KV cache is
+    full, ``mean_rate``: prefill tokens/s, ``held``: tokens that endpoints hold of the prompt of ``tokens``,
+    ``least_uncached``: on the one that holds most. ``uses``: how often its prefix was asked for lately.
+    """
+    most = max(held) if held else 0
     part = 1.0
-    if uses and (most := max(held)):
+    if uses and most:
         copied = policy.copy_share * most
-        part = share_of_copy(uses, sum([tokens >= copied for tokens in held]), policy)
-    lean = policy.tight * (share / count)
+        part = share_of_copy(uses, len([1 for each in held if each >= copied]), policy)
+    price = price_of_work(running, kv_full, policy)
+    return PoolCost(price, mean_rate, least_uncached, policy.copy_seconds / max(tokens, 1)), part
+
+
+def complete(rows: Sequence[EndpointCost], pool: PoolCost, part: float, lean: float) -> None:
+    """Set ``own`` and ``tightness`` of rows of a pool; ``lean``: the part of its time for prompts below which
+    an endpoint is tight."""
+    least = pool.least_uncached
     for row in rows:
         row.own = least + part * (row.uncached - least)
         if row.prefill_share < lean:
             row.tightness = lean / row.prefill_share
-    return PoolCost(
-        price_of_work(running / count, kv_full / count, policy),
-        rate / count,
-        least,
-        policy.copy_seconds / max(tokens, 1),
-    )

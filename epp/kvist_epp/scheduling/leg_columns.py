@@ -12,15 +12,14 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from kvist_epp.load.endpoint_load import DEFAULT_TRANSFER_RATE, SPARE_SLOTS
+from kvist_epp.load.endpoint_load import DEFAULT_TRANSFER_RATE
 from kvist_epp.load.prefill_share import MEMORY_SECONDS, PrefillShare
 from kvist_epp.load.tpot_admission import LEAST_SHARE, STEP_SECONDS
 from kvist_epp.scheduling.cost import (
     CachedPrefix,
     Policy,
-    PoolCost,
-    price_of_work,
-    share_of_copy,
+    complete,
+    pool_cost,
     terms_in,
 )
 from kvist_epp.scheduling.leg_costs import (
@@ -85,22 +84,19 @@ class LegColumns:
                 self.loading[at] = hit.loading
             holders[at] = hit
         self.uncached = uncached_of_all(len(loads), demand.tokens, holders)
-        self.pool, self.part = self._pool_cost([hit.tokens for hit in holders.values()])
+        self.pool, self.part = pool_cost(
+            float(self.running.mean()),
+            float((self.kv_full_at < inf).mean()),
+            float(self.rate.mean()),
+            int(self.uncached.min()),
+            [hit.tokens for hit in holders.values()],
+            demand.tokens,
+            demand.uses,
+            policy,
+        )
         self.own = self.pool.least_uncached + self.part * (self.uncached - self.pool.least_uncached)
         self.answer_seconds = decode_seconds(candidates, rules)
         self.per_sequence = seconds_per_sequence(loads)
-
-    def _pool_cost(self, held: Sequence[int]) -> tuple[PoolCost, float]:
-        """Return what the terms share, and the part of a copy's work that this request answers for; ``held``:
-        tokens that endpoints hold of the prompt."""
-        count, tokens, most, part = len(self.loads), self.demand.tokens, max(held, default=0), 1.0
-        if self.demand.uses and most:
-            copied = self.policy.copy_share * most
-            part = share_of_copy(self.demand.uses, sum([each >= copied for each in held]), self.policy)
-        full = float((self.kv_full_at < inf).sum()) / count
-        price = price_of_work(float(self.running.sum()) / count, full, self.policy)
-        copying = self.policy.copy_seconds / max(tokens, 1)
-        return PoolCost(price, float(self.rate.mean()), int(self.uncached.min()), copying), part
 
     # Terms of the ordinary cost
 
@@ -143,9 +139,7 @@ class LegColumns:
     @cached_property
     def closed(self) -> Flags:
         """Whose batch, backlog or KV cache is full, or which has no blocks for the prompt."""
-        batch = self.counted >= self.slots + np.floor(
-            np.where(self.slots < inf, SPARE_SLOTS * self.slots, 0.0)
-        )
+        batch = self.counted >= _column([load.slot_limit for load in self.loads])
         full: Flags = batch | (self.backlog > self.max_backlog) | (self.counted >= self.kv_full_at)
         return full if self.tpot is None else full | self.tpot.no_room(self.uncached)
 
@@ -257,11 +251,7 @@ class LegColumns:
         if not (chosen := [self.candidates[at] for at in sorted(places)]):
             return []
         rows = cost_rows(chosen, self.demand, self.now, self.policy)
-        if self.tpot is None:
-            for row in rows:
-                row.own = self.pool.least_uncached + self.part * (row.uncached - self.pool.least_uncached)
-        else:
-            self.tpot.complete(rows, self.pool, self.part, self.policy)
+        complete(rows, self.pool, self.part, 0.0 if self.tpot is None else self.tpot.lean(self.policy))
         terms = zip(*terms_in(self.pool, rows, self.policy), strict=True)
         found = [
             LegCosts(candidate, row, seconds, self.now, self.policy, self.rules, self.max_backlog)

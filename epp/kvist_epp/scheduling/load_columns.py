@@ -127,6 +127,9 @@ class LoadColumns:
             self.rate[at] = rate
             self.seconds[at] = 1.0 / rate
             self.uniform = self.rate.count(rate) == len(self.rate) if not self.many else False
+        if self.many:  # numbers of numpy would get into what is shown
+            self.total_running, self.total_rate = float(self.total_running), float(self.total_rate)
+            self.total_kv_full = float(self.total_kv_full)
         if self.tpot is not None:
             self.tpot.refresh(at, load)
         if self.packed is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.tpot_admission import FRESH_SECONDS, LIGHT_TOKENS, STEP_SECONDS, AdmissionFigures
-from kvist_epp.scheduling.cost import CachedPrefix, EndpointCost, Policy, PoolCost
+from kvist_epp.scheduling.cost import CachedPrefix, Policy, PoolCost
 
 Vector = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -118,14 +118,6 @@ class TpotColumns:
         share, allowance, at = self._columns[:_FREE]
         found: Vector = np.minimum(STEP_SECONDS, allowance + share * np.maximum(0.0, now - at))
         return found
-
-    def complete(self, rows: Sequence[EndpointCost], pool: PoolCost, part: float, policy: Policy) -> None:
-        """Set ``own`` and ``tightness`` of some rows of the pool, as ``cost.terms`` does of all."""
-        lean, least = self.lean(policy), pool.least_uncached
-        for row in rows:
-            row.own = least + part * (row.uncached - least)
-            if row.prefill_share < lean:
-                row.tightness = lean / row.prefill_share
 
 
 def uncached_of_all(count: int, tokens: int, holders: Mapping[int, CachedPrefix]) -> Vector:
