@@ -110,7 +110,9 @@ def _message(message: dict[str, Any], style: ContentFormat, reorder_calls: bool)
     role, content = message.get("role"), message.get("content")
     if type(role) is not str:
         raise UnrenderableError("shape")
-    if type(content) is not str or (role == "system" and content.startswith(BILLING_HEADER)):
+    if content is None:
+        content = "" if style == "string" or role == "tool" else []
+    elif type(content) is not str or (role == "system" and content.startswith(BILLING_HEADER)):
         content = _content(role, content, style)
     elif style == "openai" and role != "tool":
         content = [{"type": "text", "text": content}]
@@ -150,8 +152,12 @@ def _add_others(seen: dict[str, Any], message: dict[str, Any], role: str) -> Non
 
 def _call(call: dict[str, Any], reorder: bool) -> dict[str, Any]:
     try:
-        arguments = call_arguments(call["function"]["arguments"])
-        return ordered_call(call, {**call["function"], "arguments": arguments}, reorder=reorder)
+        function = call["function"]
+        arguments = call_arguments(function["arguments"])
+        if reorder and len(call) == 3 and len(function) == 2:
+            shown = {"arguments": arguments, "name": function["name"]}
+            return {"id": call["id"], "function": shown, "type": call["type"]}
+        return ordered_call(call, {**function, "arguments": arguments}, reorder=reorder)
     except (KeyError, TypeError):
         raise UnrenderableError("tool-call") from None
 

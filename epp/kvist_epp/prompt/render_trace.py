@@ -24,7 +24,7 @@ from typing import Any, Final
 from jinja2 import nodes, runtime, utils, visitor
 
 from kvist_epp.prompt.chat import Tool
-from kvist_epp.prompt.template_environment import Generation, TemplateEnvironment, now, tojson
+from kvist_epp.prompt.template_environment import HIDDEN, Generation, TemplateEnvironment, now, tojson
 from kvist_epp.prompt.traced_values import (
     LITERALS,
     METHODS,
@@ -85,7 +85,7 @@ class TracingEnvironment(TemplateEnvironment):
     def call(self, context: runtime.Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a macro or a namespace with anything; methods and functions that are known, with literals."""
         kind = type(callee)
-        given = {name: value for name, value in kwargs.items() if name not in _HIDDEN}
+        given = {name: value for name, value in kwargs.items() if name not in HIDDEN}
         if kind is types.MethodType and callee.__func__ is Generation.inside:
             return callee(*args, **given)
         if kind is not runtime.Macro and callee is not utils.Namespace:
@@ -214,8 +214,6 @@ def touches(value: Any) -> bool:
     return any(map(touches, value)) if kind in (list, tuple) else True
 
 
-_HIDDEN: Final = ("_loop_vars", "_block_vars")
-"""Arguments that jinja2 adds to each call."""
 _FILTERS: Final = words("trim string default d length count first last list selectattr rejectattr _charged")
 """Filters that use a text only through its methods, or hand it on."""
 _TESTS: Final = words(
