@@ -11,6 +11,10 @@ A request that cannot be rendered exactly as the engine does is routed by load a
 - ``chat``: messages and tools as vLLM passes them to a chat template.
 - ``template``: a chat template, with bounded work, and the content format that it expects.
 - ``template_environment``: the environment in which a chat template is compiled, and the budget of a render.
+- ``template_loops``: loops over messages in the tree of a template, and the content format that they imply.
+- ``tool_texts``: declarations of tools, which are written once for a list of tools.
+- ``checkpoints``: prompts of long chats, and the places in them from which the next turn is rendered.
+- ``resumed_render``: a render that begins with a later message.
 - ``render_plan``: plans for chats of known shapes, which are rendered without running the template.
 - ``render_trace``: the environment that watches what a template does with contents, of which a plan is made.
 - ``traced_values``: contents and arguments of calls that note what is done with them.

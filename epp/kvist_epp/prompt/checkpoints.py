@@ -24,7 +24,6 @@ import msgspec
 from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.resumed_render import Checkpoint, Progress, StaleError
-from kvist_epp.prompt.traced_values import LITERALS
 
 MIN_MESSAGES: Final = 24
 """Messages of a chat that is worth a checkpoint."""
@@ -42,7 +41,7 @@ _TRIED_EACH: Final = 16
 
 
 class _Record:
-    """How prompts of one kind came out that were resumed."""
+    """The results of resuming prompts of one kind."""
 
     __slots__ = ("differences", "resumed", "stale")
 
@@ -76,48 +75,47 @@ class Checkpoints:
     def __init__(self, render: Render) -> None:
         """``render`` renders messages by the template; it raises StaleError and UnrenderableError."""
         self._render = render
-        self._kept: OrderedDict[tuple[Any, ...], Checkpoint] = OrderedDict()
+        self._kept: OrderedDict[int, Checkpoint] = OrderedDict()
         self._bytes = 0
         self._records: defaultdict[tuple[Any, ...], _Record] = defaultdict(_Record)
 
-    def render(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
-        """Return the prompt of a chat; ``messages`` are those of the chat as the template sees them.
+    def find(self, chat: Chat) -> Checkpoint | None:
+        """Return the latest checkpoint among the messages of a chat."""
+        sent, setting = chat.messages, _setting(chat)
+        packed: bytes | None = None
+        try:
+            for place in range(len(sent) - 1, max(0, len(sent) - 1 - _REACH), -1):
+                if sent[place]["role"] != "assistant":
+                    continue
+                known = self._kept.get(_key(sent[place - 1], place, setting))
+                if known is None or known.setting != setting:
+                    continue
+                packed = packed or _packed(sent)
+                same = known.digest == hash(packed[: known.size])
+                if same and (known.tools is chat.tools or known.tools == chat.tools):
+                    return known
+        except _ODD:
+            pass
+        return None
+
+    def render(self, chat: Chat, messages: list[dict[str, Any]], known: Checkpoint | None = None) -> str:
+        """Return the prompt of a chat, and keep it with a checkpoint.
+
+        ``messages`` are those of the chat as the template sees them, ``known`` is what ``find`` returned.
 
         Raises:
             UnrenderableError: the template fails or works too long.
         """
         mark_at = _last_answer(messages)
-        setting = _setting(chat)
-        packed = _packed(chat.messages) if setting is not None and mark_at > 0 else None
-        if setting is None or packed is None:
-            return self._render(chat, messages, None)
-        key, known = self._found(chat, setting, packed)
         progress = None if known is None else self._resumed(chat, messages, mark_at, known)
         if progress is None:
             progress = Progress(messages, mark_at)
             self._render(chat, messages, progress)
-        if progress.end is not None:
-            self._drop(key)
-            self._keep(chat, setting, mark_at, packed, progress)
+        if progress.end is not None and mark_at > 0:
+            if known is not None:
+                self._drop(known.key)
+            self._keep(chat, mark_at, progress)
         return progress.prompt
-
-    def _found(
-        self, chat: Chat, setting: tuple[Any, ...], packed: bytes
-    ) -> tuple[tuple[Any, ...], Checkpoint | None]:
-        """Return the latest checkpoint among the messages of a chat, and its key."""
-        sent = chat.messages
-        for count in range(len(sent) - 1, max(0, len(sent) - 1 - _REACH), -1):
-            if sent[count]["role"] != "assistant":
-                continue
-            key = (count, _sign(sent[count - 1]), *setting)
-            known = self._kept.get(key)
-            if (
-                known is not None
-                and known.digest == hash(packed[: known.size])
-                and (known.tools is chat.tools or known.tools == chat.tools)
-            ):
-                return key, known
-        return (), None
 
     def _resumed(
         self, chat: Chat, messages: list[dict[str, Any]], mark_at: int, known: Checkpoint
@@ -153,31 +151,33 @@ class Checkpoints:
         except UnrenderableError:
             return False
 
-    def _keep(
-        self, chat: Chat, setting: tuple[Any, ...], count: int, packed: bytes, progress: Progress
-    ) -> None:
-        rest = _packed(chat.messages[count:])
-        assert rest is not None, "all messages could be packed"
+    def _keep(self, chat: Chat, place: int, progress: Progress) -> None:
+        setting = _setting(chat)
+        try:
+            before = _packed(chat.messages[:place])
+            key = _key(chat.messages[place - 1], place, setting)
+        except _ODD:
+            return
         assert progress.end is not None, "there is a place to keep"
-        size = len(packed) - len(rest)
-        key = (count, _sign(chat.messages[count - 1]), *setting)
-        self._drop(key)
         made = Checkpoint(
-            count,
-            size,
-            hash(packed[:size]),
-            chat.tools,
-            progress.prompt,
-            progress.end,
-            progress.state,
-            tuple(progress.changes),
+            key=key,
+            setting=setting,
+            tools=chat.tools,
+            place=place,
+            size=len(before),
+            digest=hash(before),
+            prompt=progress.prompt,
+            end=progress.end,
+            state=progress.state,
+            changes=tuple(progress.changes),
         )
+        self._drop(key)
         self._kept[key] = made
         self._bytes += made.weight
         while self._bytes > MAX_BYTES:
             self._drop(next(iter(self._kept)))
 
-    def _drop(self, key: tuple[Any, ...]) -> None:
+    def _drop(self, key: int) -> None:
         gone = self._kept.pop(key, None)
         if gone is not None:
             self._bytes -= gone.weight
@@ -191,31 +191,30 @@ def _last_answer(messages: list[dict[str, Any]]) -> int:
     return -1
 
 
-def _setting(chat: Chat) -> tuple[Any, ...] | None:
-    """Return what a prompt depends on besides messages and tools; None: it cannot be compared."""
+def _setting(chat: Chat) -> tuple[Any, ...]:
+    """Return what a prompt depends on besides messages and tools."""
+    if not chat.variables:
+        return chat.add_generation_prompt, chat.reorder_calls
     shown = [(name, type(value), value) for name, value in sorted(chat.variables.items())]
-    if chat.documents is not None or not all(kind in LITERALS for _, kind, _ in shown):
-        return None
-    return chat.add_generation_prompt, chat.reorder_calls, *shown
+    return (chat.add_generation_prompt, chat.reorder_calls, *shown)
 
 
-def _sign(message: dict[str, Any]) -> int:
-    """Return a number that tells most messages apart: by the call that they answer, or by their text."""
-    called, content = message.get("tool_call_id"), message.get("content")
-    if type(content) is list and content and type(content[-1]) is dict:
+def _key(before: dict[str, Any], place: int, setting: tuple[Any, ...]) -> int:
+    """Return a number that tells most checkpoints apart: by the message before them, which is the result of a
+    call or has a text."""
+    called, content = before.get("tool_call_id"), before.get("content")
+    if type(content) is list and content:
         content = content[-1].get("text")
     text = content if type(content) is str else ""
-    return hash((called if type(called) is str else "", len(text), text[:64], text[-64:]))
+    return hash((place, setting, called, len(text), text[:64], text[-64:]))
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
+_ODD: Final = (OverflowError, RecursionError, UnicodeEncodeError, TypeError, AttributeError, KeyError)
+"""Raised for values that cannot be packed or hashed, and for messages that are no messages."""
 
 
-def _packed(messages: list[dict[str, Any]]) -> bytes | None:
-    """Return messages as bytes, one after the other; None if they hold what MessagePack has no form for."""
-    try:
-        encoded = _encoder.encode(messages)
-    except (OverflowError, RecursionError, UnicodeEncodeError):
-        return None
+def _packed(messages: list[dict[str, Any]]) -> bytes:
+    """Return messages as bytes, one after the other. Raises one of ``_ODD``."""
     count = len(messages)
-    return encoded[1 if count < 16 else 3 if count < 65_536 else 5 :]
+    return _encoder.encode(messages)[1 if count < 16 else 3 if count < 65_536 else 5 :]

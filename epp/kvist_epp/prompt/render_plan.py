@@ -37,7 +37,7 @@ MAX_CHARACTERS: Final = 16_000_000
 MAX_MESSAGES: Final = 128
 """Messages of a chat that gets a plan."""
 _MAX_FAILURES: Final = 8
-"""Failed checks in a row after which a plan is made anew."""
+"""Failed checks in a row after which a plan is made anew, and failed attempts after which few are made."""
 _MAX_ATTEMPTS: Final = 3
 """Attempts to make a plan for a shape."""
 PATIENCE: Final = 32
@@ -46,7 +46,7 @@ agents that do different things have a new one at each turn, and to find it take
 time."""
 _MAX_KINDS: Final = 4_096
 _LOOKS: Final = 16
-"""Then one chat of so many is looked at."""
+"""Then one chat of so many is looked at, and one attempt of so many is made."""
 
 _ROLES: Final = frozenset(("system", "user", "assistant", "tool"))
 _SPECIAL: Final = (MEDIA_MARK, BILLING_HEADER)
@@ -142,6 +142,9 @@ class RenderPlans:
         self._plans: OrderedDict[Shape, RenderPlan | int] = OrderedDict()
         """The plan of a shape, or the number of attempts to make one; the least recent first."""
         self._size = 0
+        self._failed: Counter[bool] = Counter()
+        """Attempts in a row that failed, for chats with calls and without: some templates go through the
+        arguments of calls, which no plan does, and an attempt takes ten times as long as a render."""
         self._new: Counter[tuple[int, int]] = Counter()
         """New shapes since the last known one, by number of messages and identity of the tools: a program
         whose shapes come again mostly has tools of its own."""
@@ -179,8 +182,18 @@ class RenderPlans:
         elif plan is None:
             self._set(shape, 0)
         elif plan < _MAX_ATTEMPTS:
-            self._set(shape, self._made(chat, shape[0], contents) or plan + 1)
+            self._set(shape, self._attempt(chat, shape[0], contents) or plan + 1)
         return None
+
+    def _attempt(self, chat: Chat, speakers: Sequence[Speaker], contents: list[Value]) -> RenderPlan | None:
+        """Return a plan; None: it cannot be made, or none could for many shapes with calls, or without."""
+        calls = any(isinstance(speaker, Turn) and speaker.calls for speaker in speakers)
+        failed = self._failed[calls]
+        made = None
+        if failed < _MAX_FAILURES or failed % _LOOKS == 0:
+            made = self._made(chat, speakers, contents)
+        self._failed[calls] = failed + 1 if made is None else 0
+        return made
 
     def _set(self, shape: Shape, plan: RenderPlan | int) -> None:
         """Store a plan or a number of attempts; the least recent give way."""

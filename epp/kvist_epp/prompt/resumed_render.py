@@ -29,15 +29,19 @@ class StaleError(Exception):
     """The template knows something else at the start of its loop than it did when the checkpoint was made."""
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A place in the prompt of a chat, before one of its messages."""
 
+    key: int
+    """Under which it is kept."""
+    setting: tuple[Any, ...]
+    """Variables of the chat."""
+    tools: object
     place: int
     """Messages before it."""
     size: int
     """Bytes of these messages, packed."""
     digest: int
-    tools: object
     prompt: str
     """The prompt of the whole chat."""
     end: int

@@ -20,6 +20,7 @@ from kvist_epp.prompt.render_plan import RenderPlans
 from kvist_epp.prompt.render_trace import NO_TRACE, TracingEnvironment
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.resumed_render import (
+    Checkpoint,
     Progress,
     ResumableEnvironment,
     ResumableTemplate,
@@ -78,14 +79,24 @@ class Template:
         """
         if len(chat.messages) * size > COPY_LIMIT:
             raise UnrenderableError("work")
+        checkpoints = self._checkpoints_for(chat)
+        known = None if checkpoints is None else checkpoints.find(chat)
         rendered = None
-        if self._plans is not None and not chat.continue_final_message:
+        if known is None and self._plans is not None and not chat.continue_final_message:
             rendered = self._plans.render(chat, self._given(chat))
         if rendered is None:
-            rendered = self._rendered(chat, self._checkpoints)
+            rendered = self._rendered(chat, checkpoints, known)
         if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
             raise UnrenderableError("work")
         return rendered
+
+    def complete(self, chat: Chat) -> str:
+        """Return the prompt as the template alone writes it, which plans and checkpoints have to give, too.
+
+        Raises:
+            UnrenderableError: as ``render``.
+        """
+        return self._rendered(chat)
 
     def _traced(self, source: str, constants: Variables) -> RenderPlans | None:
         """Return an empty set of plans; None if the template has parts that cannot be traced."""
@@ -104,7 +115,16 @@ class Template:
 
         return RenderPlans(self.style, self._run, render)
 
-    def _rendered(self, chat: Chat, checkpoints: Checkpoints | None = None) -> str:
+    def _checkpoints_for(self, chat: Chat) -> Checkpoints | None:
+        """Return the checkpoints, if this chat can have one."""
+        short = len(chat.messages) < MIN_MESSAGES
+        if short or chat.continue_final_message or chat.documents is not None:
+            return None
+        return self._checkpoints
+
+    def _rendered(
+        self, chat: Chat, checkpoints: Checkpoints | None = None, known: Checkpoint | None = None
+    ) -> str:
         """Return the prompt that the template makes, from a checkpoint on if there are any."""
         messages = seen = chats.template_messages(chat.messages, self.style, reorder_calls=chat.reorder_calls)
         media = chats.have_media(messages)
@@ -114,8 +134,8 @@ class Template:
             raise UnrenderableError("empty")
         if chat.continue_final_message:
             return self._continued(chat, messages, media=media)
-        if checkpoints is not None and not media and messages is seen and len(messages) >= MIN_MESSAGES:
-            return checkpoints.render(chat, messages)
+        if checkpoints is not None and not media and messages is seen:
+            return checkpoints.render(chat, messages, known)
         rendered = self._run(chat, messages)
         return rendered.partition(MEDIA_MARK)[0] if media else rendered
 

@@ -79,7 +79,7 @@ class ToolTextEnvironment(TemplateEnvironment):
 
 
 class _Uses:
-    """What the macros and loops of a template use of the variables around them.
+    """The variables that macros and loops of a template use from around them.
 
     A variable that is not set in all branches of a macro is looked for outside. If the template sets none of
     that name there it is *absent*: the text is the same as long as no request brings such a variable.

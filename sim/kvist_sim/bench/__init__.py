@@ -8,6 +8,7 @@ bench``, ``rest`` two.
 - ``queue``: 50,000 requests queued in one picker: memory, fairness, limits.
 - ``disaggregation``: what a request in two legs costs, and 200 of them at once.
 - ``ends``: gateways without access log, and endpoints without metrics.
+- ``templates``: what chat templates cost for the long chats of agents.
 - ``traces``: what OpenTelemetry traces cost.
 - ``trace_instructions``: the same, counted in machine instructions.
 - ``rest``: the picker at rest, at a low rate, and with a thousand endpoints.

@@ -19,7 +19,7 @@ from tests.epp.prompt.test_render_plan import (
 from tests.epp.prompt.test_template_parity import SPECIALS
 
 from kvist_epp.prompt.chat import UnrenderableError
-from kvist_epp.prompt.render_plan import shape_of
+from kvist_epp.prompt.render_plan import RenderPlan, shape_of
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
 
@@ -159,6 +159,27 @@ def test_templates_that_read_arguments_have_no_plan(source: str) -> None:
     for _ in range(6):
         template.render(agent("one"))
     assert plans(template) == []
+
+
+def test_attempts_end_where_all_of_them_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that goes through arguments is traced for a few shapes with calls, and for those without."""
+    template = Template(CALLS_SHOWN[3], SPECIALS)
+    assert template._plans is not None
+    attempts = []
+    made = template._plans._made
+
+    def counted(*arguments: Any) -> RenderPlan | None:
+        attempts.append(arguments)
+        return made(*arguments)
+
+    monkeypatch.setattr(template._plans, "_made", counted)
+    for count in range(1, 11):
+        for _ in range(3):
+            template.render(agent(*["x"] * count))
+    assert len(attempts) == 8 + 1  # of 20
+    for _ in range(2):
+        template.render(Chat([{"role": "user", "content": "x"}]))
+    assert len(plans(template)) == 1
 
 
 def test_arguments_that_are_nested_too_deeply_fail_as_in_the_template() -> None:

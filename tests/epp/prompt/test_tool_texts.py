@@ -31,6 +31,7 @@ _ALONE = """{% for t in tools %}{{ loop.index }}{{ t.function.name }}
 {% endmacro %}
 {{ all(tools) }}{{ all(tools, end='?') }}{{ all(tools[1:]) }}
 {{ all(tools | rejectattr('function.strict') | list, '.') }}
+{{ all([tools[0], tools[-1]]) }}{{ all(tools[:2]) }}
 ---
 {% macro one(t) %}{% for x in [1, 2] %}{{ declared(t.function.parameters) }}{% endfor %}{% endmacro %}
 {% for m in messages %}{% for t in tools %}{{ one(t) }}{% endfor %}{{ m.content }}{% endfor %}
@@ -50,6 +51,16 @@ _TOGETHER = """{% for t in tools %}{{ messages[-1].content }}{{ t.function.name 
 {% for t in tools %}{% set ns.n = ns.n + messages | length %}{{ t.function.name }}{% endfor %}{{ ns.n }}
 ---
 {% set ns = namespace(n=0) %}{% for t in tools %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}
+---
+{% set ns = namespace(n=0) %}{% for t in tools %}{% set ns.n = t.function.name %}{% endfor %}{{ ns.n }}
+---
+{% macro say(t, m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{{ say(tools[0], m) }}{% endfor %}
+---
+{% macro say(t, x=1, y=1) %}{{ x }},{{ y }}{% endmacro %}{{ say(tools[0], x=2) }}{{ say(tools[0], y=2) }}
+---
+{% set before = messages[0].content %}{% macro inner(t) %}{{ before }}{% endmacro %}
+{% macro say(t) %}{{ inner(t) }}{% endmacro %}{% macro all(t) %}{{ say(t) }}{% endmacro %}
+{% for t in tools %}{{ all(t) }}{% endfor %}
 ---
 {% set before = messages[0].content %}{% macro say(t) %}{{ before }}{{ t.function.name }}{% endmacro %}
 {% for t in tools %}{{ say(t) }}{% endfor %}
@@ -180,6 +191,14 @@ def test_tools_are_gone_through_once(source: str) -> None:
     template = Template(source, SPECIALS)
     first = steps(template, tools)
     assert steps(template, tools) < first == steps(template, others)
+
+
+@pytest.mark.parametrize("varies", ["[1, 2] | random", "strftime_now('%S')", "lipsum(n=1)"])
+def test_what_varies_is_written_each_time(varies: str) -> None:
+    """A loop that writes the time, or something random, is run for each chat."""
+    tools = template_tools([{"function": {"name": "a"}}])
+    template = Template("{% for t in tools %}{{ " + varies + " }}{% endfor %}", {})
+    assert steps(template, tools) == steps(template, tools) == 1
 
 
 def test_texts_are_of_their_template() -> None:
