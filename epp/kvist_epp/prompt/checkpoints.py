@@ -12,7 +12,8 @@ A template may look ahead, so that the text before a checkpoint could depend on 
 - For all else, resumed prompts are compared with complete ones: the first, second, fourth, eighth and so on,
   and one of 256. A kind of chats that fails three times is not resumed any more.
 
-A wrong prompt costs cache hits, never an answer (``docs/decisions/0067``).
+A wrong prompt costs cache hits, never an answer. A chat that would take more work than a render may is
+rendered in parts (``docs/decisions/0067``).
 """
 
 from collections import OrderedDict, defaultdict
@@ -29,8 +30,8 @@ MIN_MESSAGES: Final = 24
 """Messages of a chat that is worth a checkpoint."""
 MAX_BYTES: Final = 128_000_000
 """Bound on the prompts kept for one template: 2,000 conversations of 60 KB."""
-_REACH: Final = 48
-"""Messages behind a checkpoint at most, when it is looked for."""
+_PART: Final = 64
+"""Messages that are rendered at once of a chat that is rendered in parts."""
 _ASKING: Final = frozenset(("user", "system", "developer"))
 _MAX_DIFFERENCES: Final = 3
 _COMPARED_EACH: Final = 256
@@ -84,7 +85,7 @@ class Checkpoints:
         sent, setting = chat.messages, _setting(chat)
         packed: bytes | None = None
         try:
-            for place in range(len(sent) - 1, max(0, len(sent) - 1 - _REACH), -1):
+            for place in range(len(sent) - 1, 0, -1):
                 if sent[place]["role"] != "assistant":
                     continue
                 known = self._kept.get(_key(sent[place - 1], place, setting))
@@ -101,26 +102,48 @@ class Checkpoints:
     def render(self, chat: Chat, messages: list[dict[str, Any]], known: Checkpoint | None = None) -> str:
         """Return the prompt of a chat, and keep it with a checkpoint.
 
-        ``messages`` are those of the chat as the template sees them, ``known`` is what ``find`` returned.
+        ``messages`` are those of the chat as the template sees them, ``known`` is what ``find`` returned. A
+        chat that would take more work than a render may is rendered in parts: it returns the beginning of
+        the prompt, and the next turns come further.
 
         Raises:
             UnrenderableError: the template fails or works too long.
         """
-        mark_at = _last_answer(messages)
-        progress = None if known is None else self._resumed(chat, messages, mark_at, known)
-        if progress is None:
-            progress = Progress(messages, mark_at)
-            self._render(chat, messages, progress)
-        if progress.end is not None and mark_at > 0:
-            if known is not None:
-                self._drop(known.key)
-            self._keep(chat, mark_at, progress)
+        try:
+            progress = self._resumed(chat, messages, known) or self._whole(chat, messages)
+        except UnrenderableError as reason:
+            if not _is_too_long(reason):
+                raise
+            progress = self._part(chat, messages, known)
+            return progress.prompt[: progress.end]
+        self._keep(chat, progress, known)
         return progress.prompt
 
+    def _whole(self, chat: Chat, messages: list[dict[str, Any]]) -> Progress:
+        progress = Progress(messages, _last_answer(messages))
+        self._render(chat, messages, progress)
+        return progress
+
+    def _part(self, chat: Chat, messages: list[dict[str, Any]], known: Checkpoint | None) -> Progress:
+        """Return the notes of a render of the next few messages, unless a question follows on them."""
+        until = _PART if known is None else known.place + _PART
+        few = messages[:until]
+        later = messages[until:]
+        if not later or any(message["role"] in _ASKING for message in later):
+            raise UnrenderableError("work")
+        progress = self._resumed(chat, few, known) or self._whole(chat, few)
+        if progress.end is None:
+            raise UnrenderableError("work")
+        self._keep(chat, progress, known)
+        return progress
+
     def _resumed(
-        self, chat: Chat, messages: list[dict[str, Any]], mark_at: int, known: Checkpoint
+        self, chat: Chat, messages: list[dict[str, Any]], known: Checkpoint | None
     ) -> Progress | None:
         """Return the notes of a render from a checkpoint on; None: the chat has to be rendered completely."""
+        if known is None:
+            return None
+        mark_at = _last_answer(messages)
         answers = messages[known.place - 1]["role"] not in _ASKING
         """The chat has some between its last question before the checkpoint and the checkpoint."""
         asked = any(message["role"] in _ASKING for message in messages[known.place :])
@@ -131,7 +154,9 @@ class Checkpoints:
         progress = Progress(messages, mark_at, known, may_move=not answers and of_moved.admits())
         try:
             self._render(chat, messages, progress)
-        except (StaleError, UnrenderableError):
+        except (StaleError, UnrenderableError) as reason:
+            if _is_too_long(reason):
+                raise
             record.stale += 1
             return None
         record.stale = 0
@@ -151,14 +176,15 @@ class Checkpoints:
         except UnrenderableError:
             return False
 
-    def _keep(self, chat: Chat, place: int, progress: Progress) -> None:
-        setting = _setting(chat)
+    def _keep(self, chat: Chat, progress: Progress, replaced: Checkpoint | None) -> None:
+        place, setting = progress.mark_at, _setting(chat)
+        if progress.end is None or place <= 0:
+            return
         try:
             before = _packed(chat.messages[:place])
             key = _key(chat.messages[place - 1], place, setting)
         except _ODD:
             return
-        assert progress.end is not None, "there is a place to keep"
         made = Checkpoint(
             key=key,
             setting=setting,
@@ -171,16 +197,22 @@ class Checkpoints:
             state=progress.state,
             changes=tuple(progress.changes),
         )
-        self._drop(key)
+        for old in (key, None if replaced is None else replaced.key):
+            self._drop(old)
         self._kept[key] = made
         self._bytes += made.weight
         while self._bytes > MAX_BYTES:
             self._drop(next(iter(self._kept)))
 
-    def _drop(self, key: int) -> None:
-        gone = self._kept.pop(key, None)
+    def _drop(self, key: int | None) -> None:
+        gone = None if key is None else self._kept.pop(key, None)
         if gone is not None:
             self._bytes -= gone.weight
+
+
+def _is_too_long(reason: Exception) -> bool:
+    """Return whether a render was given up since it took more work than it may."""
+    return str(reason) == "work"
 
 
 def _last_answer(messages: list[dict[str, Any]]) -> int:

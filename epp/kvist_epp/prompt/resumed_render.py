@@ -78,7 +78,7 @@ class Progress:
         self.state: tuple[Any, ...] = ()
         self.changes: list[tuple[int, str, Any]] = []
         self._messages = messages
-        self._mark_at = mark_at
+        self.mark_at = mark_at
         self._resumed = resumed
         self._may_move = may_move
         self.moved = False
@@ -86,7 +86,7 @@ class Progress:
         self._written: list[str] = []
         self._place = -1
         self._next = len(messages)
-        """Index of the message of the next round of the loop; beyond ``mark_at``: no round is marked."""
+        """Index of the message of the next round of the loop; that of no message before the first."""
         self._before: list[dict[str, Any]] = []
         self._variables: Mapping[str, Any] = {}
 
@@ -133,7 +133,7 @@ class Progress:
 
     def round(self) -> None:
         """Note that a round of the loop begins."""
-        if self._next == self._mark_at:
+        if self._next == self.mark_at:
             self._mark()
         self._next += 1
 

@@ -128,48 +128,50 @@ def test_turns_of_agents_are_rendered_as_a_whole(source: str, seed: int, reasons
     assert template._checkpoints is None or differences(template) == 0
 
 
-def grown(template: Template, turns: int, *, field: str = "", ask_each: int = 0) -> list[Chat]:
-    """Render each turn of one agent and return the chats that were rendered otherwise than as a whole."""
+def turns_of_one(count: int, *, field: str = "", ask_each: int = 0) -> list[Chat]:
+    """Return the turns of one agent, with a further field in its answers, and new questions in between."""
     draw = random.Random(1)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "do"}]
-    wrong = []
-    for number in range(turns):
+    chats = []
+    for number in range(count):
         call = {"id": f"call{number:05}", "type": "function", "function": {"name": "a", "arguments": "{}"}}
-        answer = {
-            "role": "assistant",
-            "content": "x",
-            "tool_calls": [call],
-            **({field: "why"} if field else {}),
-        }
+        more = {field: "why"} if field else {}
+        answer = {"role": "assistant", "content": "x", "tool_calls": [call], **more}
         messages = [*messages, answer, result(draw, call)]
         if ask_each and number % ask_each == 0:
             messages = [*messages, {"role": "user", "content": f"do {number}"}]
-        chat = Chat(messages, TOOLS[0])
-        if rendered(template, chat, complete=False) != rendered(template, chat, complete=True):
-            wrong.append(chat)
-    return wrong
+        chats.append(Chat(messages, TOOLS[0]))
+    return chats
+
+
+def wrong(template: Template, chats: list[Chat]) -> list[Chat]:
+    """Render each chat and return those that were rendered otherwise than as a whole."""
+    return [
+        chat
+        for chat in chats
+        if rendered(template, chat, complete=False) != rendered(template, chat, complete=True)
+    ]
 
 
 @pytest.mark.parametrize("source", ["sim", "chatml", "llama3", "deepseek", *OWN])
 def test_turns_of_one_agent_are_resumed(source: str) -> None:
     """From the second long turn on, a conversation is rendered from its last answer."""
     template = without_plans(source)
-    assert grown(template, 40) == []
+    assert wrong(template, turns_of_one(40)) == []
     assert resumed(template) == 40 - MIN_MESSAGES // 2
 
 
 def test_a_new_question_is_rendered_from_the_start_if_answers_lie_before_it() -> None:
     """Templates hide the reasoning before the last question, so that a new one changes what came before."""
     template = without_plans(REASONING_SHOWN[0])
-    assert grown(template, 60, field="reasoning", ask_each=4) == []
+    assert wrong(template, turns_of_one(60, field="reasoning", ask_each=4)) == []
     assert resumed(template) > 0
 
 
 def test_a_template_that_looks_ahead_is_given_up() -> None:
     """After three prompts that were found to be wrong, no prompt of that kind is resumed any more."""
     ahead = without_plans(_EACH + "{{ m.content }}{{ messages | length }};{% endfor %}")
-    wrong = grown(ahead, 60)
-    assert len(wrong) <= 1
+    assert len(wrong(ahead, turns_of_one(60))) <= 1
     assert differences(ahead) == checkpoints._MAX_DIFFERENCES
     assert resumed(ahead) == 4
 
@@ -180,7 +182,7 @@ def test_chats_whose_checkpoints_are_stale_are_seldom_tried() -> None:
         "{% set all = messages | map(attribute='content') | join %}" + _EACH + "{{ m.content }}{% endfor %}"
     )
     template = without_plans(source)
-    assert grown(template, 200) == []
+    assert wrong(template, turns_of_one(200)) == []
     assert resumed(template) == 0
     assert template._checkpoints is not None
     [stale] = [record.stale for record in template._checkpoints._records.values() if record.stale]
@@ -191,10 +193,34 @@ def test_chats_can_grow_beyond_the_budget_of_a_render(monkeypatch: pytest.Monkey
     """A template whose work grows with the square of the messages goes on when the whole would be refused."""
     monkeypatch.setattr(template_environment, "LOOP_LIMIT", 5_000)
     template = without_plans(ANSWERED)
-    wrong = grown(template, 120)
-    assert wrong
-    assert all(rendered(template, chat, complete=True) == "work" for chat in wrong)
-    assert "a: result" in rendered(template, wrong[-1], complete=False)
+    others = wrong(template, turns_of_one(120))
+    assert others
+    assert all(rendered(template, chat, complete=True) == "work" for chat in others)
+    assert "a: result" in rendered(template, others[-1], complete=False)
+
+
+def test_a_chat_beyond_the_budget_is_rendered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long chat that comes to a fresh picker is matched by the beginning of its prompt, and each turn comes
+    further."""
+    whole, chats = without_plans(ANSWERED), turns_of_one(120)
+    expected = [rendered(whole, chat, complete=True) for chat in chats[-6:]]
+
+    monkeypatch.setattr(template_environment, "LOOP_LIMIT", 12_000)
+    fresh = without_plans(ANSWERED)
+    assert rendered(fresh, chats[-6], complete=True) == "work"
+    found = [rendered(fresh, chat, complete=False) for chat in chats[-6:]]
+    lengths = list(map(len, found))
+    assert all(map(str.startswith, expected, found))
+    assert lengths == sorted(lengths)
+    assert lengths[0] < len(expected[0]) / 2
+    assert found[-1] == expected[-1]
+
+
+def test_no_part_of_a_chat_ends_before_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question may change what is before it, so that a chat with one behind the first part is refused."""
+    monkeypatch.setattr(template_environment, "LOOP_LIMIT", 12_000)
+    last = turns_of_one(120, ask_each=100)[-1]
+    assert rendered(without_plans(ANSWERED), last, complete=False) == "work"
 
 
 def test_prompts_are_kept_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,12 +279,12 @@ def test_other_loops_are_run_as_a_whole(source: str) -> None:
     """Loops whose output or state is not at hand have no checkpoints."""
     template = without_plans(source)
     assert template._checkpoints is None
-    assert grown(template, 20) == []
+    assert wrong(template, turns_of_one(20)) == []
 
 
 def test_a_loop_that_runs_in_another_order_is_run_as_a_whole() -> None:
     """A loop over the messages in reverse, or over some of them, is not resumed."""
     for items in ("messages[::-1]", "messages | rejectattr('tool_calls') | list", "messages[:9]"):
         template = without_plans("{% for m in " + items + " %}{{ m.content }}{% endfor %}")
-        assert grown(template, 30) == []
+        assert wrong(template, turns_of_one(30)) == []
         assert resumed(template) == 0
