@@ -5,12 +5,11 @@ routed by load. Sources: ``vllm.entrypoints.openai.responses.utils``, ``vllm.ent
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.prompt.chat import UnrenderableError, template_tools
+from kvist_epp.prompt.chat import UnrenderableError, parse_tools, template_tools
 from kvist_epp.prompt.request_types import (
     BILLING_HEADER,
     Chat,
@@ -34,7 +33,7 @@ class ResponsesBody(msgspec.Struct):
     max_output_tokens: Any = None
     cache_salt: str | None = None
     session_id: Any = None
-    tools: list[dict[str, Any]] | None = None
+    tools: msgspec.Raw = msgspec.Raw()
     reasoning: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     previous_response_id: Any = None
@@ -52,7 +51,7 @@ class MessagesBody(msgspec.Struct):
     stream: Any = None
     max_tokens: Any = None
     cache_salt: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: msgspec.Raw = msgspec.Raw()
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -101,7 +100,7 @@ def _responses_chat(sent: ResponsesBody) -> Chat:
     open_ended = isinstance(sent.input, list) and _is_open(sent.input[-1:])
     return Chat(
         messages,
-        template_tools([_flat_function(tool) for tool in sent.tools]) if sent.tools else None,
+        parse_tools(sent.tools, _flat_functions) or None,
         variables=variables(sent.chat_template_kwargs, effort),
         add_generation_prompt=not open_ended,
         continue_final_message=open_ended,
@@ -146,6 +145,10 @@ def _add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
         messages.append({"role": "assistant", "tool_calls": [call]})
 
 
+def _flat_functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return template_tools([_flat_function(tool) for tool in tools]) if tools else []
+
+
 def _flat_function(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise UnrenderableError("tool")
@@ -182,10 +185,10 @@ def _messages_chat(sent: MessagesBody) -> Chat:
     if system:
         chat.append({"role": "system", "content": system})
     for message in sent.messages:
-        chat.extend(_turn(message["role"], message["content"]))
+        _add_turn(chat, message["role"], message["content"])
     return Chat(
         chat,
-        template_tools([_schema_function(tool) for tool in sent.tools]) if sent.tools else None,
+        parse_tools(sent.tools, _schema_functions) or None,
         variables=variables(sent.chat_template_kwargs, _effort(sent)),
     )
 
@@ -197,22 +200,23 @@ def _system(system: str | list[dict[str, Any]] | None) -> str:
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
-def _turn(role: str, content: str | list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the chat messages of one turn: tool results first, then the other content."""
+def _add_turn(messages: list[dict[str, Any]], role: str, content: str | list[dict[str, Any]]) -> None:
+    """Add the chat messages of one turn: tool results first, then the other content."""
     if isinstance(content, str):
-        yield {"role": role, "content": content}
+        messages.append({"role": role, "content": content})
         return
     said: dict[str, Any] = {"role": role}
     for block in content:
         if block["type"] == "tool_result" and role == "user":
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": _result(block)}
+            called = block.get("tool_use_id") or ""
+            messages.append({"role": "tool", "tool_call_id": called, "content": _result(block)})
         else:
             _say(said, block)
     parts = said.get("content")
     if parts is not None and len(parts) == 1 and parts[0]["type"] == "text":
         said["content"] = parts[0]["text"]
     if role != "user" or parts is not None:
-        yield said
+        messages.append(said)
 
 
 def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
@@ -225,20 +229,32 @@ def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
     elif kind == "thinking":
         said["reasoning"] = said.get("reasoning", "") + block["thinking"]
     elif kind == "tool_use":
-        function = {"name": block["name"], "arguments": json.dumps(block.get("input") or {})}
+        function = {"name": block["name"], "arguments": _arguments(block.get("input") or {})}
         call = {"id": block["id"], "type": "function", "function": function}
         said.setdefault("tool_calls", []).append(call)
     elif kind != "redacted_thinking":
         raise UnrenderableError("shape")
 
 
+def _arguments(given: Any) -> str:
+    """Return the arguments of a call as JSON, which is parsed again: its form does not matter."""
+    try:
+        return _encoder.encode(given).decode()
+    except (OverflowError, UnicodeEncodeError):  # integers of more than 64 bits
+        return json.dumps(given)
+
+
 def _result(block: dict[str, Any]) -> str:
     content = block.get("content")
     if isinstance(content, str) or not content:
         return content or ""
-    if any(item["type"] != "text" for item in content):
+    if {item["type"] for item in content} != {"text"}:
         raise UnrenderableError("tool_result")
-    return "\n".join(item["text"] for item in content)
+    return "\n".join([item["text"] for item in content])
+
+
+def _schema_functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return template_tools([_schema_function(tool) for tool in tools]) if tools else []
 
 
 def _schema_function(tool: dict[str, Any]) -> dict[str, Any]:
@@ -263,5 +279,6 @@ def _effort(sent: MessagesBody) -> str | None:
     return text_or_none((sent.output_config or {}).get("effort"))
 
 
+_encoder: Final = msgspec.json.Encoder()
 _responses_decoder: Final = msgspec.json.Decoder(ResponsesBody)
 _messages_decoder: Final = msgspec.json.Decoder(MessagesBody)

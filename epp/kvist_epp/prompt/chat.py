@@ -7,6 +7,7 @@ template that prints ``messages | tojson``.
 """
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -76,17 +77,21 @@ def template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [Tool(_tool(tool)) for tool in tools]
 
 
-def parse_tools(raw: msgspec.Raw) -> list[dict[str, Any]] | None:
-    """Return ``template_tools`` of a chat body's tools; up to ``KEPT_BYTES`` are cached.
+Seen = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 
-    Returns None if the tools are absent or null.
+
+def parse_tools(raw: msgspec.Raw, seen: Seen = template_tools) -> list[dict[str, Any]] | None:
+    """Return the tools of a body as ``seen`` shows them to a template; up to ``KEPT_BYTES`` are cached.
+
+    ``seen`` is a function of a module, and decides with the bytes what is cached. Returns None if the tools
+    are absent or null.
 
     Raises:
-        UnrenderableError: as ``template_tools``.
+        UnrenderableError: as ``seen`` does.
         msgspec.DecodeError: not a list of objects.
     """
     data = bytes(raw) or b"null"
-    return _kept(data) if len(data) <= KEPT_BYTES else _decoded(data)
+    return _kept(data, seen) if len(data) <= KEPT_BYTES else _decoded(data, seen)
 
 
 KEPT_BYTES: Final = 65_536
@@ -94,13 +99,13 @@ KEPT_BYTES: Final = 65_536
 
 
 @lru_cache(maxsize=64)
-def _kept(data: bytes) -> list[dict[str, Any]] | None:
-    return _decoded(data)
+def _kept(data: bytes, seen: Seen) -> list[dict[str, Any]] | None:
+    return _decoded(data, seen)
 
 
-def _decoded(data: bytes) -> list[dict[str, Any]] | None:
+def _decoded(data: bytes, seen: Seen) -> list[dict[str, Any]] | None:
     tools = _tools_decoder.decode(data)
-    return None if tools is None else template_tools(tools)
+    return None if tools is None else seen(tools)
 
 
 _tools_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)

@@ -1,10 +1,11 @@
-"""Promises of ``dialects``: what of the Responses and Messages APIs is claimed, and what is not."""
+"""Promises of ``api_formats``: what of the Responses and Messages APIs is claimed, and what is not."""
 
 import json
 from typing import Any
 
 import pytest
 
+from kvist_epp.prompt.chat import template_messages
 from kvist_epp.prompt.request import Chat, Kind, parse
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -45,6 +46,49 @@ def test_messages_become_a_chat() -> None:
         5,
         True,
     )
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
+SHOWN = {"type": "function", "function": {"name": "f", "description": "does", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "tool"),
+    [
+        (RESPONSES, {"input": "hi"}, {"type": "function", **SHOWN["function"]}),  # type: ignore[dict-item]
+        (MESSAGES, {"messages": [USER]}, {"name": "f", "description": "does", "input_schema": SCHEMA}),
+    ],
+)
+def test_tools_are_parsed_once(path: str, fields: dict[str, Any], tool: dict[str, Any]) -> None:
+    """The same tools are the same objects in each request, with which their texts and plans are kept."""
+    first, second = (ask(path, **fields, tools=[tool]).chat.tools for _ in range(2))
+    assert first == [SHOWN]
+    assert second is first
+    assert ask(path, **fields, tools=[]).chat.tools is ask(path, **fields, tools=None).chat.tools is None
+    assert ask(path, **fields, tools=[1]).why == ask(path, **fields, tools={}).why == "shape"
+
+
+def test_tools_of_one_api_are_none_of_another() -> None:
+    """Tools that are the same bytes in two APIs are read as each of them reads tools."""
+    tool = {"type": "function", "name": "f", "function": {"name": "g"}, "input_schema": SCHEMA}
+    chats = [
+        ask(path, **fields, tools=[tool]).chat.tools[0]["function"]["name"]
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": [USER]}),
+            (MESSAGES, {"messages": [USER]}),
+            (RESPONSES, {"input": "hi"}),
+        )
+    ]
+    assert chats == ["g", "f", "f"]
+
+
+def test_arguments_of_tools_reach_the_template_unchanged() -> None:
+    """A call's input is the object that the template gets, whatever is in it."""
+    given = {"n": 1.50, "big": 10**30, "text": "\u00e9\U0001f600", "deep": [{"x": None}], "e": 1e22}
+    block = {"type": "tool_use", "id": "c", "name": "f", "input": given}
+    chat = ask(MESSAGES, messages=[USER, {"role": "assistant", "content": [block]}]).chat
+    [call] = template_messages(chat.messages, "string")[1]["tool_calls"]
+    assert call["function"]["arguments"] == given
 
 
 @pytest.mark.parametrize(
