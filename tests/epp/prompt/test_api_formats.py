@@ -60,7 +60,7 @@ SHOWN = {"type": "function", "function": {"name": "f", "description": "does", "p
     ],
 )
 def test_tools_are_parsed_once(path: str, fields: dict[str, Any], tool: dict[str, Any]) -> None:
-    """The same tools are the same objects in each request, with which their texts and plans are kept."""
+    """A request gets the tools of an earlier one with the same bytes, whose texts are kept with them."""
     first, second = (ask(path, **fields, tools=[tool]).chat.tools for _ in range(2))
     assert first == [SHOWN]
     assert second is first
