@@ -14,10 +14,10 @@ from tests.engine.shapes import APIS
 from tests.engine.vllm import RenderServers, render
 from tests.models.folders import SHAPES
 
-from kvist_epp.prompt.chat import template_tools
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Chat, parse
 from kvist_epp.prompt.template import Template
+from kvist_epp.prompt.tools import template_tools
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 

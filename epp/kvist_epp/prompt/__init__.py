@@ -8,7 +8,8 @@ A request that cannot be rendered exactly as the engine does is routed by load a
 - ``api_formats``: parses the OpenAI Responses and Anthropic Messages APIs as chats.
 - ``pooling_requests``: parses requests to embedding, rerank and classification models.
 - ``request_types``: the parsed request and the checks that all parsers share.
-- ``chat``: messages and tools as vLLM passes them to a chat template.
+- ``chat``: messages as vLLM passes them to a chat template.
+- ``tools``: tools as vLLM passes them to a chat template, parsed once for the same bytes.
 - ``template``: a chat template, with bounded work, and the content format that it expects.
 - ``template_environment``: the environment in which a chat template is compiled, and the budget of a render.
 - ``template_loops``: loops over messages in the tree of a template, and the content format that they imply.

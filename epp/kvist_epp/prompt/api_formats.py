@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.prompt.chat import UnrenderableError, parse_tools, template_tools
+from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.request_types import (
     BILLING_HEADER,
     Chat,
@@ -21,6 +21,7 @@ from kvist_epp.prompt.request_types import (
     text_or_none,
     variables,
 )
+from kvist_epp.prompt.tools import parse_tools, template_tools
 
 
 class ResponsesBody(msgspec.Struct):

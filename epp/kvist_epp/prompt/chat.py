@@ -1,4 +1,4 @@
-"""Messages and tools as vLLM passes them to a chat template.
+"""Messages as vLLM passes them to a chat template.
 
 vLLM validates the messages (its types put fields in their own order), then flattens or wraps contents by
 the template's style, and parses tool call arguments. The result decides bytes as soon as a template prints
@@ -7,11 +7,8 @@ template that prints ``messages | tojson``.
 """
 
 import json
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, Literal
-
-import msgspec
 
 from kvist_epp.prompt.request_types import BILLING_HEADER
 
@@ -54,61 +51,6 @@ def merge_developer_messages(messages: list[dict[str, Any]]) -> list[dict[str, A
     texts = [_joined(message["content"]) for message in systems]
     merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
     return [merged, *(message for message in renamed if message["role"] != "system")]
-
-
-class Tool(dict[str, Any]):
-    """A tool as a template sees it, with its cached JSON: agents send the same tools each turn."""
-
-    __slots__ = ("shown",)
-
-    def __init__(self, fields: dict[str, Any]) -> None:
-        super().__init__(fields)
-        self.shown: dict[tuple[Any, ...], str] = {}
-
-
-def template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools as a template sees them: known fields, absent descriptions and parameters as null.
-
-    Raises:
-        UnrenderableError: a tool that is not a function, or an empty list, which the engine rejects.
-    """
-    if not tools:
-        raise UnrenderableError("tools")
-    return [Tool(_tool(tool)) for tool in tools]
-
-
-Seen = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-
-
-def parse_tools(raw: msgspec.Raw, seen: Seen = template_tools) -> list[dict[str, Any]] | None:
-    """Return the tools of a body as ``seen`` shows them to a template; up to ``KEPT_BYTES`` are cached.
-
-    ``seen`` is a function of a module, and decides with the bytes what is cached. Returns None if the tools
-    are absent or null.
-
-    Raises:
-        UnrenderableError: as ``seen`` does.
-        msgspec.DecodeError: not a list of objects.
-    """
-    data = bytes(raw) or b"null"
-    return _kept(data, seen) if len(data) <= KEPT_BYTES else _decoded(data, seen)
-
-
-KEPT_BYTES: Final = 65_536
-"""Largest set of tools that is cached; 64 sets are, at most about 30 MB."""
-
-
-@lru_cache(maxsize=64)
-def _kept(data: bytes, seen: Seen) -> list[dict[str, Any]] | None:
-    return _decoded(data, seen)
-
-
-def _decoded(data: bytes, seen: Seen) -> list[dict[str, Any]] | None:
-    tools = _tools_decoder.decode(data)
-    return None if tools is None else seen(tools)
-
-
-_tools_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
 def _message(message: dict[str, Any], style: ContentFormat, reorder_calls: bool) -> dict[str, Any]:
@@ -297,19 +239,6 @@ def _joined(content: Any) -> str:
     return (
         content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
     )
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if type(function) is not dict or tool.get("type", "function") != "function":
-        raise UnrenderableError("tool")
-    seen = {name: function.get(name) for name in ("name", "description", "parameters")}
-    defer = tool.get("defer_loading")
-    inner = function.get("defer_loading")
-    optional = {"strict": function.get("strict"), "defer_loading": defer if inner is None else inner}
-    seen.update((name, value) for name, value in optional.items() if value is not None)
-    whole = {"type": "function", "function": seen}
-    return whole if defer is None else {**whole, "defer_loading": defer}
 
 
 TEXT_FIELD: Final = {

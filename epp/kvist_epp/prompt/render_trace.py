@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from jinja2 import nodes, runtime, utils, visitor
 
-from kvist_epp.prompt.chat import Tool
 from kvist_epp.prompt.template_environment import HIDDEN, Generation, TemplateEnvironment, now, tojson
+from kvist_epp.prompt.tools import Tool
 from kvist_epp.prompt.traced_values import (
     LITERALS,
     METHODS,

@@ -15,7 +15,7 @@ import msgspec
 
 from kvist_epp.errors import BadRequest
 from kvist_epp.prompt import api_formats, pooling_requests
-from kvist_epp.prompt.chat import UnrenderableError, parse_tools
+from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.implied_path import (
     CHAT_PATH,
     COMPLETION_PATH,
@@ -34,6 +34,7 @@ from kvist_epp.prompt.request_types import (
     text_or_none,
     variables,
 )
+from kvist_epp.prompt.tools import parse_tools
 
 __all__ = ["Chat", "Kind", "Request", "parse"]
 

@@ -30,7 +30,7 @@ class Chat(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
     """Messages in the shape of the chat API, as sent."""
     tools: list[dict[str, Any]] | None = None
-    """Tools as the template sees them (``chat.template_tools``)."""
+    """Tools as the template sees them (``tools.template_tools``)."""
     documents: Any = None
     variables: dict[str, Any] = {}
     """``chat_template_kwargs`` and what the engine derives from ``reasoning_effort``."""

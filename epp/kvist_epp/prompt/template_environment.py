@@ -19,7 +19,7 @@ from typing import Any, Final
 import jinja2
 from jinja2 import ext, nodes, parser, runtime, sandbox, utils
 
-from kvist_epp.prompt.chat import Tool
+from kvist_epp.prompt.tools import Tool
 
 LOOP_LIMIT: Final = 50_000
 """Loop iterations of one render: 100 ms at worst."""

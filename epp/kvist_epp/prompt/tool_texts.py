@@ -2,7 +2,7 @@
 
 Templates that declare tools in another language than JSON go through their parameters: 30 tools take 3 to 17
 ms. Loops over ``tools`` and macros that depend on nothing else have their text kept with the tools, which
-``chat.parse_tools`` keeps by their bytes.
+``tools.parse_tools`` keeps by their bytes.
 
 Example: ``{% for tool in tools %}{{ declared(tool) }}{% endfor %}`` is run once for a list of tools, if the
 macro ``declared`` uses its parameter only.
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from jinja2 import nodes, pass_context, runtime, visitor
 
-from kvist_epp.prompt.chat import Tool
 from kvist_epp.prompt.template_environment import HIDDEN, TemplateEnvironment
+from kvist_epp.prompt.tools import Tool
 from kvist_epp.prompt.traced_values import LITERALS
 
 _FUNCTIONS: Final = frozenset(("namespace", "range", "dict", "raise_exception"))

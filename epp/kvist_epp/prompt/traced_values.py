@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
-from kvist_epp.prompt.chat import Tool
+from kvist_epp.prompt.tools import Tool
 
 Pieces = tuple[str | int, ...]
 """A text: literals, and numbers of values."""

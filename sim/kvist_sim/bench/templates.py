@@ -23,10 +23,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from kvist_epp.app.process import freeze_startup_objects
-from kvist_epp.prompt.chat import UnrenderableError, template_tools
+from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.checkpoints import MIN_MESSAGES
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
+from kvist_epp.prompt.tools import template_tools
 from kvist_sim import model
 from kvist_sim.bench.harness.proof import FAILED, WIDTH, console, publish, stamped
 

@@ -11,10 +11,9 @@ from kvist_epp.prompt.chat import (
     ContentFormat,
     UnrenderableError,
     merge_developer_messages,
-    parse_tools,
     template_messages,
-    template_tools,
 )
+from kvist_epp.prompt.tools import parse_tools, template_tools
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 TEXT = {"type": "text", "text": "what is it?"}

@@ -13,10 +13,11 @@ from tests.epp.prompt.test_template_parity import SPECIALS
 
 from kvist_epp.prompt import checkpoints, template_environment
 from kvist_epp.prompt import template as template_module
-from kvist_epp.prompt.chat import UnrenderableError, template_tools
+from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.checkpoints import MIN_MESSAGES
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
+from kvist_epp.prompt.tools import template_tools
 
 _EACH = "{% for m in messages %}"
 LOOP_VARIABLES = """{% for m in messages %}

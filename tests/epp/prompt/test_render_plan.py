@@ -12,16 +12,11 @@ from tests.epp.prompt.test_template_parity import SPECIALS, pair
 from tests.models.folders import TEMPLATES
 
 from kvist_epp.prompt import render_plan, traced_values
-from kvist_epp.prompt.chat import (
-    MEDIA_MARK,
-    ContentFormat,
-    UnrenderableError,
-    template_messages,
-    template_tools,
-)
+from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, UnrenderableError, template_messages
 from kvist_epp.prompt.render_plan import RenderPlan, shape_of
 from kvist_epp.prompt.request_types import BILLING_HEADER, Chat
 from kvist_epp.prompt.template import Template
+from kvist_epp.prompt.tools import template_tools
 
 EACH = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
 PUBLISHED = ["sim", *sorted(path.stem for path in TEMPLATES.iterdir())]

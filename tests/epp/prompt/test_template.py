@@ -8,9 +8,10 @@ import pytest
 from tests.models.folders import SHAPES, TEMPLATES
 
 from kvist_epp.prompt import template as templates
-from kvist_epp.prompt.chat import UnrenderableError, template_tools
+from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
+from kvist_epp.prompt.tools import template_tools
 
 USER = {"role": "user", "content": "hi"}
 EACH = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.epp.prompt.test_template_parity import ODD, SPECIALS, pair
 
-from kvist_epp.prompt.chat import Tool, UnrenderableError, template_messages, template_tools
+from kvist_epp.prompt.chat import UnrenderableError, template_messages
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
 from kvist_epp.prompt.template_environment import LOOP_LIMIT
+from kvist_epp.prompt.tools import Tool, template_tools
 
 _PARAMETERS = """{% macro declared(p, depth=0) %}
 {% if p.properties is mapping %}{% set ns = namespace(n=0) %}

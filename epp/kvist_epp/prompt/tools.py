@@ -1,0 +1,89 @@
+"""Tools as vLLM passes them to a chat template. Agents send the same ones each turn: they are parsed once."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kvist_epp.prompt.chat import UnrenderableError
+
+MAX_BYTES: Final = 4_000_000
+"""Bound on the sets of tools that are kept, as sent. What is made of them takes some ten times as much."""
+_SET_BYTES: Final = 4_096
+"""What a set counts for besides: that of the smallest takes a kilobyte."""
+
+
+class Tool(dict[str, Any]):
+    """A tool as a template sees it, with its cached JSON: agents send the same tools each turn."""
+
+    __slots__ = ("shown",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self.shown: dict[tuple[Any, ...], str] = {}
+
+
+def template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools as a template sees them: known fields, absent descriptions and parameters as null.
+
+    Raises:
+        UnrenderableError: a tool that is not a function, or an empty list, which the engine rejects.
+    """
+    if not tools:
+        raise UnrenderableError("tools")
+    return [Tool(_tool(tool)) for tool in tools]
+
+
+Seen = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+class KeptTools:
+    """Sets of tools by the bytes that were sent; the least recently used give way."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[tuple[bytes, Seen], list[dict[str, Any]]] = OrderedDict()
+        self._bytes = 0
+
+    def parse(self, raw: msgspec.Raw, seen: Seen = template_tools) -> list[dict[str, Any]] | None:
+        """Return the tools of a body as ``seen`` shows them to a template; None if they are absent or null.
+
+        ``seen`` is a function of a module: it decides with the bytes whether tools are the same.
+
+        Raises:
+            UnrenderableError: as ``seen`` does.
+            msgspec.DecodeError: not a list of objects.
+        """
+        data = bytes(raw)
+        key = data, seen
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            return kept
+        sent = _decoder.decode(data) if data else None
+        if sent is None:
+            return None
+        made = self._kept[key] = seen(sent)
+        self._bytes += _SET_BYTES + len(data)
+        while self._bytes > self._max_bytes:
+            (gone, _), _ = self._kept.popitem(last=False)
+            self._bytes -= _SET_BYTES + len(gone)
+        return made
+
+
+parse_tools: Final = KeptTools().parse
+_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if type(function) is not dict or tool.get("type", "function") != "function":
+        raise UnrenderableError("tool")
+    seen = {name: function.get(name) for name in ("name", "description", "parameters")}
+    defer = tool.get("defer_loading")
+    inner = function.get("defer_loading")
+    optional = {"strict": function.get("strict"), "defer_loading": defer if inner is None else inner}
+    seen.update((name, value) for name, value in optional.items() if value is not None)
+    whole = {"type": "function", "function": seen}
+    return whole if defer is None else {**whole, "defer_loading": defer}
