@@ -38,7 +38,7 @@ def test_tools_that_are_absent_are_none() -> None:
 
 
 def test_one_reading_of_tools_is_not_that_of_another_api() -> None:
-    """The same bytes are read by two APIs in two ways."""
+    """A set of tools is kept for each way in which its bytes are read."""
 
     def renamed(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return template_tools([{"function": {"name": f"{tool['function']['name']}!"}} for tool in tools])
