@@ -10,6 +10,8 @@ import json
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+import msgspec
+
 from kvist_epp.prompt.request_types import BILLING_HEADER
 
 ContentFormat = Literal["string", "openai"]
@@ -140,11 +142,18 @@ def _kept_arguments(arguments: str) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
+    """Parse as vLLM does, by ``json``; msgspec, which takes a third of the time, refuses more."""
     try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
+        parsed = _arguments_decoder.decode(arguments)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return {}
     return parsed if isinstance(parsed, dict) else {}
+
+
+_arguments_decoder: Final = msgspec.json.Decoder()
 
 
 def _content(role: str, content: Any, style: ContentFormat) -> str | list[dict[str, Any]]:
