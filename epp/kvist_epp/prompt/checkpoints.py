@@ -10,14 +10,15 @@ A template may look ahead, so that the text before a checkpoint could depend on 
 - Many show answers in another way once there is a new question. Where one follows, a checkpoint serves only
   if no answer lies between the question before it and the checkpoint.
 - For all else, resumed prompts are compared with complete ones: the first, second, fourth, eighth and so on,
-  and one of 256. A kind of chats that fails three times is not resumed any more.
+  and one of 256, counted anew from each difference. A kind of chats with three differences is given up until
+  as many prompts were right: one of 64 is compared.
 
 A wrong prompt costs cache hits, never an answer. A chat that would take more work than a render may is
 rendered in parts (``docs/decisions/0067``).
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -25,11 +26,16 @@ import msgspec
 from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.resumed_render import Checkpoint, Progress, StaleError
+from kvist_epp.prompt.tools import digest_of
 
 MIN_MESSAGES: Final = 24
 """Messages of a chat that is worth a checkpoint."""
 MAX_BYTES: Final = 128_000_000
 """Bound on the prompts kept for one template: 2,000 conversations of 60 KB."""
+_OVERHEAD: Final = 2_000
+"""Bytes of a checkpoint besides its texts."""
+_LOOKS: Final = 4
+"""Checkpoints of other conversations with the same key, after which one is no longer looked for."""
 _PART: Final = 64
 """Messages that are rendered at once of a chat that is rendered in parts."""
 _ASKING: Final = frozenset(("user", "system", "developer"))
@@ -37,34 +43,55 @@ _MAX_DIFFERENCES: Final = 3
 _COMPARED_EACH: Final = 256
 """One resumed prompt of so many is compared with a complete one, and the first, second, fourth, eighth, …"""
 _PATIENCE: Final = 32
-"""Checkpoints in a row that could not be used, after which one in sixteen is tried."""
+"""Checkpoints in a row that could not be used, after which few are tried."""
 _TRIED_EACH: Final = 16
+"""Then one of so many is."""
+_CHECKED_EACH: Final = 64
+"""One of so many prompts of a kind that is given up is compared, so that it can be taken up again."""
 
 
 class _Record:
     """The results of resuming prompts of one kind."""
 
-    __slots__ = ("differences", "resumed", "stale")
+    __slots__ = ("_differences", "_refused", "_resumed", "_stale")
 
     def __init__(self) -> None:
-        self.resumed = 0
-        self.differences = 0
-        self.stale = 0
+        self._resumed = 0
+        """Prompts since the last difference."""
+        self._differences = 0
+        """Those that were found, less the prompts that were right since the kind was given up."""
+        self._stale = 0
         """Checkpoints in a row that could not be used."""
+        self._refused = 0
 
     def admits(self) -> bool:
         """Return whether the next prompt is resumed, too."""
-        if self.differences >= _MAX_DIFFERENCES:
-            return False
-        if self.stale < _PATIENCE:
+        if not self._is_given_up() and self._stale < _PATIENCE:
             return True
-        self.stale += 1
-        return self.stale % _TRIED_EACH == 0
+        self._refused += 1
+        return self._refused % (_CHECKED_EACH if self._is_given_up() else _TRIED_EACH) == 0
+
+    def on_stale(self) -> None:
+        """Count a checkpoint that could not be used."""
+        self._stale += 1
 
     def is_due(self) -> bool:
         """Count a resumed prompt, and return whether it is to be compared."""
-        self.resumed += 1
-        return self.resumed % _COMPARED_EACH == 0 or self.resumed & (self.resumed - 1) == 0
+        self._stale = 0
+        self._resumed += 1
+        count = self._resumed
+        return self._is_given_up() or count % _COMPARED_EACH == 0 or count & (count - 1) == 0
+
+    def on_compared(self, *, differs: bool) -> None:
+        """Count a prompt that was compared."""
+        if differs:
+            self._differences = min(self._differences + 1, 2 * _MAX_DIFFERENCES)
+            self._resumed = 0
+        elif self._is_given_up():
+            self._differences -= 1
+
+    def _is_given_up(self) -> bool:
+        return self._differences >= _MAX_DIFFERENCES
 
 
 Render = Callable[[Chat, list[dict[str, Any]], Progress | None], str]
@@ -78,28 +105,44 @@ class Checkpoints:
         self._render = render
         self._kept: OrderedDict[int, Checkpoint] = OrderedDict()
         self._bytes = 0
+        self.resumed = 0
+        """Prompts that were resumed."""
+        self.differences = 0
+        """Those of them that were not the complete ones."""
         self._records: defaultdict[tuple[Any, ...], _Record] = defaultdict(_Record)
 
-    def find(self, chat: Chat) -> Checkpoint | None:
-        """Return the latest checkpoint among the messages of a chat."""
-        sent, setting = chat.messages, _setting(chat)
-        packed: bytes | None = None
+    def find(self, chat: Chat, variables: Mapping[str, Any]) -> Checkpoint | None:
+        """Return a checkpoint among the messages of a chat, mostly the latest; ``variables`` are those of the
+        request that the template uses."""
+        if not self._kept:
+            return None
+        sent = chat.messages
+        looked_at = 0
         try:
+            setting = _setting(chat, variables)
+            opening = _opening(sent, setting)
             for place in range(len(sent) - 1, 0, -1):
                 if sent[place]["role"] != "assistant":
                     continue
-                known = self._kept.get(_key(sent[place - 1], place, setting))
-                if known is None or known.setting != setting:
+                known = self._kept.get(_key(opening, place, sent[place - 1]))
+                if known is None:
                     continue
-                packed = packed or _packed(sent)
-                same = known.digest == hash(packed[: known.size])
-                if same and (known.tools is chat.tools or known.tools == chat.tools):
+                if known.setting == setting and known.digest == _digest(sent[:place]):
                     return known
+                looked_at += 1
+                if looked_at == _LOOKS:
+                    break
         except _ODD:
             pass
         return None
 
-    def render(self, chat: Chat, messages: list[dict[str, Any]], known: Checkpoint | None = None) -> str:
+    def render(
+        self,
+        chat: Chat,
+        variables: Mapping[str, Any],
+        messages: list[dict[str, Any]],
+        known: Checkpoint | None = None,
+    ) -> str:
         """Return the prompt of a chat, and keep it with a checkpoint.
 
         ``messages`` are those of the chat as the template sees them, ``known`` is what ``find`` returned. A
@@ -109,32 +152,25 @@ class Checkpoints:
         Raises:
             UnrenderableError: the template fails or works too long.
         """
+        until = len(messages)
         try:
             progress = self._resumed(chat, messages, known) or self._whole(chat, messages)
         except UnrenderableError as reason:
             if not _is_too_long(reason):
                 raise
-            progress = self._part(chat, messages, known)
-            return progress.prompt[: progress.end]
-        self._keep(chat, progress, known)
-        return progress.prompt
+            until = _PART if known is None else known.place + _PART
+            if until >= len(messages) or _asks(messages[until:]):
+                raise
+            few = messages[:until]
+            progress = self._resumed(chat, few, known) or self._whole(chat, few)
+            if progress.end is None:
+                raise
+        self._keep(chat, variables, progress, known)
+        return progress.prompt if until == len(messages) else progress.prompt[: progress.end]
 
     def _whole(self, chat: Chat, messages: list[dict[str, Any]]) -> Progress:
         progress = Progress(messages, _last_answer(messages))
         self._render(chat, messages, progress)
-        return progress
-
-    def _part(self, chat: Chat, messages: list[dict[str, Any]], known: Checkpoint | None) -> Progress:
-        """Return the notes of a render of the next few messages, unless a question follows on them."""
-        until = _PART if known is None else known.place + _PART
-        few = messages[:until]
-        later = messages[until:]
-        if not later or any(message["role"] in _ASKING for message in later):
-            raise UnrenderableError("work")
-        progress = self._resumed(chat, few, known) or self._whole(chat, few)
-        if progress.end is None:
-            raise UnrenderableError("work")
-        self._keep(chat, progress, known)
         return progress
 
     def _resumed(
@@ -146,7 +182,7 @@ class Checkpoints:
         mark_at = _last_answer(messages)
         answers = messages[known.place - 1]["role"] not in _ASKING
         """The chat has some between its last question before the checkpoint and the checkpoint."""
-        asked = any(message["role"] in _ASKING for message in messages[known.place :])
+        asked = _asks(messages[known.place :])
         kind = (asked, *messages[mark_at])
         record, of_moved = self._records[kind], self._records[("moved", *kind)]
         if (asked and answers) or not record.admits():
@@ -157,16 +193,18 @@ class Checkpoints:
         except (StaleError, UnrenderableError) as reason:
             if _is_too_long(reason):
                 raise
-            record.stale += 1
+            record.on_stale()
             return None
-        record.stale = 0
+        self.resumed += 1
         if progress.moved:
             record = of_moved
-        if record.is_due() and self._differs(chat, messages, progress.prompt):
-            record.differences += 1
-            self._kept.clear()
-            self._bytes = 0
-            return None
+        if record.is_due():
+            differs = self._differs(chat, messages, progress.prompt)
+            record.on_compared(differs=differs)
+            self.differences += differs
+            if differs:
+                self._drop(known.key)
+                return None
         return progress
 
     def _differs(self, chat: Chat, messages: list[dict[str, Any]], prompt: str) -> bool:
@@ -176,31 +214,34 @@ class Checkpoints:
         except UnrenderableError:
             return False
 
-    def _keep(self, chat: Chat, progress: Progress, replaced: Checkpoint | None) -> None:
-        place, setting = progress.mark_at, _setting(chat)
-        if progress.end is None or place <= 0:
+    def _keep(
+        self, chat: Chat, variables: Mapping[str, Any], progress: Progress, replaced: Checkpoint | None
+    ) -> None:
+        place = progress.mark_at
+        texts = [progress.prompt, *(value for _, _, value in progress.changes if type(value) is str)]
+        weight = _OVERHEAD + sum(text.__sizeof__() for text in texts)
+        if progress.end is None or place <= 0 or weight > MAX_BYTES // 8:
             return
         try:
-            before = _packed(chat.messages[:place])
-            key = _key(chat.messages[place - 1], place, setting)
+            setting = _setting(chat, variables)
+            before = chat.messages[:place]
+            key, digest = _key(_opening(chat.messages, setting), place, before[-1]), _digest(before)
         except _ODD:
             return
-        made = Checkpoint(
+        for old in (key, None if replaced is None else replaced.key):
+            self._drop(old)
+        self._kept[key] = Checkpoint(
             key=key,
             setting=setting,
-            tools=chat.tools,
             place=place,
-            size=len(before),
-            digest=hash(before),
+            digest=digest,
             prompt=progress.prompt,
             end=progress.end,
             state=progress.state,
             changes=tuple(progress.changes),
+            weight=weight,
         )
-        for old in (key, None if replaced is None else replaced.key):
-            self._drop(old)
-        self._kept[key] = made
-        self._bytes += made.weight
+        self._bytes += weight
         while self._bytes > MAX_BYTES:
             self._drop(next(iter(self._kept)))
 
@@ -223,30 +264,42 @@ def _last_answer(messages: list[dict[str, Any]]) -> int:
     return -1
 
 
-def _setting(chat: Chat) -> tuple[Any, ...]:
-    """Return what a prompt depends on besides messages and tools."""
-    if not chat.variables:
-        return chat.add_generation_prompt, chat.reorder_calls
-    shown = [(name, type(value), value) for name, value in sorted(chat.variables.items())]
-    return (chat.add_generation_prompt, chat.reorder_calls, *shown)
+def _asks(messages: list[dict[str, Any]]) -> bool:
+    """Return whether there is a question among messages."""
+    return any(message["role"] in _ASKING for message in messages)
 
 
-def _key(before: dict[str, Any], place: int, setting: tuple[Any, ...]) -> int:
-    """Return a number that tells most checkpoints apart: by the message before them, which is the result of a
-    call or has a text."""
-    called, content = before.get("tool_call_id"), before.get("content")
-    if type(content) is list and content:
+_pack: Final = msgspec.msgpack.Encoder().encode
+_ODD: Final = (OverflowError, RecursionError, UnicodeEncodeError, TypeError, AttributeError, KeyError)
+"""Raised for values that cannot be packed, and for messages that are no messages."""
+
+
+def _digest(value: Any) -> int:
+    """Return a hash of messages, or of other values of JSON, which tells 1 from true and the order of fields.
+    Raises one of ``_ODD``."""
+    return hash(_pack(value))
+
+
+def _setting(chat: Chat, variables: Mapping[str, Any]) -> int:
+    """Return a hash of what a prompt depends on besides the messages. Raises one of ``_ODD``."""
+    tools = digest_of(chat.tools, _digest) if chat.tools else 0
+    return hash((chat.add_generation_prompt, chat.reorder_calls, tools, _digest(dict(variables))))
+
+
+def _opening(sent: list[dict[str, Any]], setting: int) -> int:
+    """Return a number that tells most conversations apart. Raises one of ``_ODD``."""
+    return hash((setting, *map(_sign, sent[:2])))
+
+
+def _key(opening: int, place: int, before: dict[str, Any]) -> int:
+    """Return a number that tells most checkpoints apart. Raises one of ``_ODD``."""
+    return hash((opening, place, _sign(before)))
+
+
+def _sign(message: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the call that a message answers, and the ends of its text."""
+    content = message.get("content")
+    if type(content) is list and content and type(content[-1]) is dict:
         content = content[-1].get("text")
     text = content if type(content) is str else ""
-    return hash((place, setting, called, len(text), text[:64], text[-64:]))
-
-
-_encoder: Final = msgspec.msgpack.Encoder()
-_ODD: Final = (OverflowError, RecursionError, UnicodeEncodeError, TypeError, AttributeError, KeyError)
-"""Raised for values that cannot be packed or hashed, and for messages that are no messages."""
-
-
-def _packed(messages: list[dict[str, Any]]) -> bytes:
-    """Return messages as bytes, one after the other. Raises one of ``_ODD``."""
-    count = len(messages)
-    return _encoder.encode(messages)[1 if count < 16 else 3 if count < 65_536 else 5 :]
+    return message.get("tool_call_id"), len(text), text[:64], text[-64:]

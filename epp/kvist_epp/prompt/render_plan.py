@@ -44,6 +44,9 @@ PATIENCE: Final = 32
 """New shapes in a row after which most chats of that length go to the template without a look at their shape:
 agents that do different things have a new one at each turn, and to find it takes a fifth of the template's
 time."""
+LONG: Final = 24
+"""Chats of more messages are counted in bands: an agent is in each of them for some turns only."""
+_BAND: Final = 16
 _MAX_KINDS: Final = 4_096
 _LOOKS: Final = 16
 """Then one chat of so many is looked at, and one attempt of so many is made."""
@@ -154,7 +157,8 @@ class RenderPlans:
 
         ``variables`` are those of the request that the template uses.
         """
-        kind = len(chat.messages), id(chat.tools)
+        count = len(chat.messages)
+        kind = count if count < LONG else count // _BAND * _BAND, id(chat.tools)
         new = self._new[kind]
         if new >= PATIENCE and new % _LOOKS:
             self._new[kind] += 1

@@ -10,6 +10,7 @@ Example: ``{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.
 characters and ``ns.n = 2``; it was made in a state of ``ns.n = 0``.
 """
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -34,14 +35,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     key: int
     """Under which it is kept."""
-    setting: tuple[Any, ...]
-    """Variables of the chat."""
-    tools: object
+    setting: int
+    """A hash of the variables and tools of the chat."""
     place: int
     """Messages before it."""
-    size: int
-    """Bytes of these messages, packed."""
     digest: int
+    """A hash of these messages."""
     prompt: str
     """The prompt of the whole chat."""
     end: int
@@ -50,12 +49,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What the template had set at the start of its loop."""
     changes: tuple[tuple[int, str, Any], ...]
     """Attributes of namespaces that the loop had changed: number of the namespace, name and value."""
-
-    @property
-    def weight(self) -> int:
-        """Return the bytes of its texts."""
-        texts = [self.prompt, *(value for _, _, value in self.changes if type(value) is str)]
-        return sum(text.__sizeof__() for text in texts)
+    weight: int
+    """Bytes of its texts when it was made."""
 
 
 class Progress:
@@ -111,17 +106,17 @@ class Progress:
             StaleError: it cannot be resumed.
         """
         resumed, first = self._resumed, self._first(items)
-        if first is None:
+        before = [dict(_attributes(space)) for space in self.namespaces]
+        state = None if first is None else _state([self._variables, *before], self._messages)
+        if first is None or state is None:
             if resumed is not None:
                 raise StaleError
             return 0
-        self._next = first
-        self._before = [dict(_attributes(space)) for space in self.namespaces]
-        self.state = self._known()
+        self._next, self._before, self.state = first, before, state
         if resumed is None:
             return 0
-        self.moved = self.state != resumed.state
-        if self.moved and not (self._may_move and _differ_in_places(self.state, resumed.state)):
+        self.moved = state != resumed.state
+        if self.moved and not (self._may_move and _moved_behind(resumed, state, first)):
             raise StaleError
         if resumed.place <= first or not resumed.prompt.startswith("".join(self._written)):
             raise StaleError
@@ -149,51 +144,92 @@ class Progress:
 
     def _first(self, items: Any) -> int | None:
         """Return which message is the first of the loop's items; None if they are not the last messages."""
-        messages = self._messages
-        if type(items) is not list or not items or len(items) > len(messages):
+        if type(items) is not list or not items or len(items) > len(self._messages):
             return None
-        first = len(messages) - len(items)
-        return first if items[0] is messages[first] and items[-1] is messages[-1] else None
-
-    def _known(self) -> tuple[Any, ...]:
-        """Return the values that are set, as far as they can be compared with those of another chat."""
-        places: dict[int, int] = {}
-
-        def shown(value: Any) -> Any:
-            kind = type(value)
-            if kind is str and len(value) > _LONG:
-                return kind, hash(value)
-            if kind in LITERALS:
-                return kind, value
-            if kind not in (list, tuple, dict):
-                return (kind,)
-            if not places:
-                places.update((id(message), at) for at, message in enumerate(self._messages))
-            if kind is dict:
-                return (_PLACES, places[id(value)]) if id(value) in places else (kind,)
-            first = self._first(value)
-            if first is not None:
-                return kind, first
-            if value and all(id(item) in places for item in value):
-                return (_PLACES, *[places[id(item)] for item in value])
-            return (kind, *map(shown, value))
-
-        sets = [self._variables, *self._before]
-        return tuple([(name, shown(value)) for each in sets for name, value in each.items()])
+        first = len(self._messages) - len(items)
+        return first if all(map(operator.is_, items, self._messages[first:])) else None
 
 
 _PLACES: Final = "places"
 """Stands for messages, which are shown by their places in the chat."""
+_MAX_ITEMS: Final = 1_000
+"""Items of a list or an object that is compared, and of those in it together."""
 
 
-def _differ_in_places(state: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Return whether two states differ only in numbers and in places of messages."""
-    if len(state) != len(other):
+_SKIPPED: Final = 2
+"""Messages that a template may leave out at the beginning of its loop, such as the system prompt."""
+
+
+class _OpaqueError(Exception):
+    """A value that cannot be compared with that of another render."""
+
+
+def _state(
+    sets: Sequence[Mapping[str, Any]], messages: Sequence[Any]
+) -> tuple[tuple[str, tuple[Any, ...]], ...] | None:
+    """Return what a template has set, so that it can be compared with what it sets for another chat; None if
+    it cannot be."""
+    comparison = _Comparison(messages)
+    try:
+        return tuple([(name, comparison.shown(value)) for each in sets for name, value in each.items()])
+    except _OpaqueError:
+        return None
+
+
+class _Comparison:
+    """Shows the values of one render so that they are equal to those of another one that mean the same."""
+
+    def __init__(self, messages: Sequence[Any]) -> None:
+        self._messages = messages
+        self._places: dict[int, int] = {}
+        self._left = _MAX_ITEMS
+
+    def shown(self, value: Any) -> tuple[Any, ...]:
+        """Return a kind, and what tells the value from others of it. Raises _OpaqueError."""
+        kind = type(value)
+        if kind is str and len(value) > _LONG:
+            return kind, hash(value)
+        if kind is float:
+            return kind, repr(value)
+        if kind in LITERALS:
+            return kind, value
+        if kind in (runtime.Macro, utils.Namespace) or isinstance(value, runtime.Undefined):
+            return (kind,)
+        if kind not in (list, tuple, dict):
+            raise _OpaqueError
+        if not self._places:
+            self._places = {id(message): at for at, message in enumerate(self._messages)}
+        items = [value] if kind is dict else value
+        first = len(self._messages) - len(items)
+        if 0 <= first <= _SKIPPED and all(map(operator.is_, items, self._messages[first:])):
+            return kind, _PLACES, first
+        if items and all(id(item) in self._places for item in items):
+            return (_PLACES, *[self._places[id(item)] for item in items])
+        self._left -= len(value)
+        if self._left < 0:
+            raise _OpaqueError
+        if kind is dict:
+            return (kind, *[(name, self.shown(item)) for name, item in value.items()])
+        return (kind, *map(self.shown, value))
+
+
+def _moved_behind(resumed: Checkpoint, state: tuple[Any, ...], first: int) -> bool:
+    """Return whether a state differs from that of a checkpoint only in numbers and places of messages, all of
+    which lie at the end of what is before the checkpoint, or behind it.
+
+    Then the last question, say, is another one now, but no answer before the checkpoint lies behind either.
+    """
+    least = resumed.place - 1 - first
+    if len(state) != len(resumed.state):
         return False
-    return all(
-        one == two or (one[0] == two[0] and one[1][0] == two[1][0] and one[1][0] in (int, _PLACES))
-        for one, two in zip(state, other, strict=True)
-    )
+    for (name, now), (known, was) in zip(state, resumed.state, strict=True):
+        if (name, now) == (known, was):
+            continue
+        if name != known or now[0] != was[0] or now[0] not in (int, _PLACES):
+            return False
+        if min(max(now[1:]), max(was[1:])) < least:
+            return False
+    return True
 
 
 class ResumableEnvironment(ToolTextEnvironment):

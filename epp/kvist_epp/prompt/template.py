@@ -20,7 +20,6 @@ from kvist_epp.prompt.render_plan import RenderPlans
 from kvist_epp.prompt.render_trace import NO_TRACE, TracingEnvironment
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.resumed_render import (
-    Checkpoint,
     Progress,
     ResumableEnvironment,
     ResumableTemplate,
@@ -79,13 +78,11 @@ class Template:
         """
         if len(chat.messages) * size > COPY_LIMIT:
             raise UnrenderableError("work")
-        checkpoints = self._checkpoints_for(chat)
-        known = None if checkpoints is None else checkpoints.find(chat)
         rendered = None
-        if known is None and self._plans is not None and not chat.continue_final_message:
+        if self._plans is not None and not chat.continue_final_message:
             rendered = self._plans.render(chat, self._given(chat))
         if rendered is None:
-            rendered = self._rendered(chat, checkpoints, known)
+            rendered = self._rendered(chat, self._checkpoints_for(chat))
         if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
             raise UnrenderableError("work")
         return rendered
@@ -122,9 +119,7 @@ class Template:
             return None
         return self._checkpoints
 
-    def _rendered(
-        self, chat: Chat, checkpoints: Checkpoints | None = None, known: Checkpoint | None = None
-    ) -> str:
+    def _rendered(self, chat: Chat, checkpoints: Checkpoints | None = None) -> str:
         """Return the prompt that the template makes, from a checkpoint on if there are any."""
         messages = seen = chats.template_messages(chat.messages, self.style, reorder_calls=chat.reorder_calls)
         media = chats.have_media(messages)
@@ -135,7 +130,8 @@ class Template:
         if chat.continue_final_message:
             return self._continued(chat, messages, media=media)
         if checkpoints is not None and not media and messages is seen:
-            return checkpoints.render(chat, messages, known)
+            given = self._given(chat)
+            return checkpoints.render(chat, given, messages, checkpoints.find(chat, given))
         rendered = self._run(chat, messages)
         return rendered.partition(MEDIA_MARK)[0] if media else rendered
 

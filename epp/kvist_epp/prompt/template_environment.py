@@ -166,7 +166,8 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """Return a value as JSON, as transformers' filter does; that of a tool or a list of tools is kept."""
-    options = (ensure_ascii, indent, separators, sort_keys)
+    pair = None if separators is None else (separators[0], separators[1])
+    options = (ensure_ascii, indent, pair, sort_keys)
     key: tuple[Any, ...] = options
     kind, tool = type(value), value
     if kind is list and value and all(type(item) is Tool for item in value):
@@ -181,8 +182,7 @@ def tojson(
 def _dumped(
     value: Any, ascii_only: bool, indent: int | None, separators: tuple[str, str] | None, sort: bool
 ) -> str:
-    pair = None if separators is None else tuple(separators)
-    return _encoder(bool(ascii_only), indent, pair, bool(sort)).encode(value)
+    return _encoder(bool(ascii_only), indent, separators, bool(sort)).encode(value)
 
 
 @lru_cache(maxsize=64)

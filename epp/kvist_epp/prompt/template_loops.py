@@ -31,8 +31,8 @@ def main_loop(tree: nodes.Template) -> nodes.For | None:
     """Return the loop that writes the messages, if its output goes straight into the prompt.
 
     That is the largest loop over the messages outside of macros, blocks and other loops, whose items are
-    not filtered one by one. None: the template has no such loop, or one that looks at what earlier rounds
-    left in its ``loop`` variable.
+    not filtered one by one. None: the template has no such loop, or uses what earlier rounds left in a
+    ``loop`` variable.
     """
     names = _aliases(tree, "messages")
     found = [
@@ -44,9 +44,8 @@ def main_loop(tree: nodes.Template) -> nodes.For | None:
         and not (loop.test or loop.recursive or loop.else_)
     ]
     largest = max(found, key=lambda loop: sum(1 for _ in loop.find_all(nodes.Node)), default=None)
-    if largest is None or any(read.attr == "changed" for read in largest.find_all(nodes.Getattr)):
-        return None
-    return largest
+    looks_back = any(read.attr == "changed" for read in tree.find_all(nodes.Getattr))
+    return None if looks_back else largest
 
 
 def _outermost_loops(body: list[nodes.Node]) -> Iterator[nodes.For]:

@@ -8,6 +8,7 @@ Example: ``{% for tool in tools %}{{ declared(tool) }}{% endfor %}`` is run once
 macro ``declared`` uses its parameter only.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -19,11 +20,16 @@ from kvist_epp.prompt.traced_values import LITERALS
 
 _FUNCTIONS: Final = frozenset(("namespace", "range", "dict", "raise_exception"))
 """Functions of templates that give the same for the same arguments."""
+_LONG: Final = 256
+"""Longest text that a macro may get besides tools so that what it writes is kept, in characters."""
+_MAX_TEXTS: Final = 128
+"""Texts that are kept with one list of tools, or one tool, at most."""
+_numbers: Final = itertools.count()
 _HIDDEN_NAMES: Final = frozenset(("caller", "varargs", "kwargs"))
 """Arguments of a macro that it does not declare."""
 _NEVER: Final = _HIDDEN_NAMES | {
     *("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "random"),
-    *("lipsum", "cycler", "joiner"),
+    *("lipsum", "cycler", "joiner", "self"),
 }
 """Variables that each render has, and functions and filters that give something else each time."""
 
@@ -33,6 +39,8 @@ class ToolTextEnvironment(TemplateEnvironment):
 
     def __init__(self) -> None:
         super().__init__()
+        self._number = next(_numbers)
+        """Of the environment, which texts are kept under: a template that is gone is not kept with them."""
         self._uses = _Uses(nodes.Template([], lineno=1))
         self.filters["_has_text"] = self._has_text
         self.filters["_text"] = self._text
@@ -55,26 +63,29 @@ class ToolTextEnvironment(TemplateEnvironment):
         shown = [_identity(value) for value in values]
         if tool is None or None in shown or not self._uses.are_absent(context):
             return super().call(context, callee, *args, **kwargs)
-        key = (self, callee.name, *shown, *(name for name, _ in named))
+        key = (self._number, callee.name, *shown, *(name for name, _ in named))
         if key not in tool.shown:
-            tool.shown[key] = super().call(context, callee, *args, **kwargs)
+            text: str = super().call(context, callee, *args, **kwargs)
+            if len(tool.shown) >= _MAX_TEXTS:
+                return text
+            tool.shown[key] = text
         return tool.shown[key]
 
     @pass_context
     def _has_text(self, context: runtime.Context, tools: Any, loop: int) -> bool:
         """Return whether the text of a loop is kept, which is then to be written."""
         tool = _first_tool(tools)
-        kept = tool is not None and (self, loop, _identity(tools)) in tool.shown
+        kept = tool is not None and (self._number, loop, _identity(tools)) in tool.shown
         return kept and self._uses.are_absent(context)
 
     def _text(self, tools: list[Tool], loop: int) -> str:
-        return tools[0].shown[self, loop, _identity(tools)]
+        return tools[0].shown[self._number, loop, _identity(tools)]
 
     @pass_context
     def _keep_text(self, context: runtime.Context, text: str, tools: Any, loop: int) -> str:
         tool, identity = _first_tool(tools), _identity(tools)
         if tool is not None and identity is not None and self._uses.are_absent(context):
-            tool.shown[self, loop, identity] = text
+            tool.shown[self._number, loop, identity] = text
         return text
 
 
@@ -90,10 +101,11 @@ class _Uses:
         macros = list(tree.find_all(nodes.Macro))
         self._inside = {id(name) for macro in macros for name in macro.find_all(nodes.Name)}
         names = [macro.name for macro in macros]
+        outermost = [node.name for node in tree.body if isinstance(node, nodes.Macro)]
         self._macros = set(names)
         self._absent: set[str] = set()
         self.pure: frozenset[str] = frozenset(
-            name for name in names if names.count(name) == 1 and name not in self._set_beside(())
+            name for name in outermost if names.count(name) == 1 and name not in self._set_beside(())
         )
         """Macros whose text depends on their arguments alone."""
         while True:
@@ -156,7 +168,10 @@ class _ToolLoops(visitor.NodeTransformer):
 
 def _outer_names(node: nodes.Macro | nodes.For) -> set[str]:
     """Return the variables that a loop or a macro may read before it sets them."""
-    random = {used.name for used in node.find_all(nodes.Filter)} & _NEVER
+    filters = {used.name for used in node.find_all(nodes.Filter)}
+    random = (filters | {text.value for text in node.find_all(nodes.Const) if type(text.value) is str}) & {
+        "random"
+    }
     if isinstance(node, nodes.For):
         return _read_by([node], set()) | random
     defaults = _loaded(node.defaults, set())
@@ -189,7 +204,9 @@ def _read_by(body: Sequence[nodes.Node], known: set[str]) -> set[str]:
             read |= _read_by(node.body, of_round) | _read_by(node.else_, set(known))
         elif isinstance(node, nodes.AssignBlock):
             read |= _read_by(node.body, set(known))
-            known |= {name.name for name in _names(node.target)}
+            read |= _loaded([node.filter] if node.filter is not None else [], known)
+            read |= {name.name for name in _names(node.target) if isinstance(name, nodes.NSRef)} - known
+            known |= {name.name for name in _names(node.target) if isinstance(name, nodes.Name)}
         else:
             read |= _loaded([node], known)
     return read
@@ -215,8 +232,10 @@ def _first_tool(value: Any) -> Tool | None:
 def _identity(value: Any) -> Any:
     """Return what tells a tool, tools or a literal from others; None: the value is something else."""
     kind = type(value)
+    if kind is float:
+        return kind, repr(value)
     if kind in LITERALS:
-        return kind, value
+        return (kind, value) if kind is not str or len(value) <= _LONG else None
     if kind is Tool:
         return kind, id(value)
     if kind is list and all(type(item) is Tool for item in value):

@@ -17,11 +17,13 @@ _SET_BYTES: Final = 4_096
 class Tool(dict[str, Any]):
     """A tool as a template sees it, with its cached JSON: agents send the same tools each turn."""
 
-    __slots__ = ("shown",)
+    __slots__ = ("digest", "shown")
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields)
         self.shown: dict[tuple[Any, ...], str] = {}
+        self.digest: int | None = None
+        """Of the list of tools that begins with this one."""
 
 
 def template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -33,6 +35,16 @@ def template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not tools:
         raise UnrenderableError("tools")
     return [Tool(_tool(tool)) for tool in tools]
+
+
+def digest_of(tools: list[dict[str, Any]], made: Callable[[Any], int]) -> int:
+    """Return the digest of a list of tools, which is made once."""
+    first = tools[0]
+    if type(first) is not Tool:
+        return made(tools)
+    if first.digest is None:
+        first.digest = made(tools)
+    return first.digest
 
 
 Seen = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]

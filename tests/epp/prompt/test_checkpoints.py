@@ -1,20 +1,22 @@
 """Promises of ``checkpoints`` and ``resumed_render``: the next turn of a chat is rendered as the whole."""
 
+import gc
 import json
 import random
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.epp.prompt.test_agent_plans import CALLS_SHOWN, REASONING_SHOWN
-from tests.epp.prompt.test_render_plan import PUBLISHED, pair_source
+from tests.epp.prompt.test_render_plan import PUBLISHED, pair_source, plans
 from tests.epp.prompt.test_template_parity import SPECIALS
 
 from kvist_epp.prompt import checkpoints, template_environment
 from kvist_epp.prompt import template as template_module
 from kvist_epp.prompt.chat import UnrenderableError
-from kvist_epp.prompt.checkpoints import MIN_MESSAGES
+from kvist_epp.prompt.checkpoints import MIN_MESSAGES, Checkpoints
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
 from kvist_epp.prompt.tools import template_tools
@@ -81,16 +83,10 @@ def rendered(template: Template, chat: Chat, *, complete: bool) -> str:
         return str(reason)
 
 
-def resumed(template: Template) -> int:
-    """Return how many prompts were resumed."""
+def kept(template: Template) -> Checkpoints:
+    """Return the checkpoints of a template that can have some."""
     assert template._checkpoints is not None
-    return sum(record.resumed for record in template._checkpoints._records.values())
-
-
-def differences(template: Template) -> int:
-    """Return how many resumed prompts were found to be wrong."""
-    assert template._checkpoints is not None
-    return sum(record.differences for record in template._checkpoints._records.values())
+    return template._checkpoints
 
 
 def without_plans(source: str) -> Template:
@@ -126,7 +122,7 @@ def test_turns_of_agents_are_rendered_as_a_whole(source: str, seed: int, reasons
             conversations[at] = messages
         chat = Chat(messages, draw.choice([*TOOLS, None]) if draw.random() < 0.1 else TOOLS[0])
         assert rendered(template, chat, complete=False) == rendered(template, chat, complete=True)
-    assert template._checkpoints is None or differences(template) == 0
+    assert template._checkpoints is None or kept(template).differences == 0
 
 
 def turns_of_one(count: int, *, field: str = "", ask_each: int = 0) -> list[Chat]:
@@ -159,22 +155,138 @@ def test_turns_of_one_agent_are_resumed(source: str) -> None:
     """From the second long turn on, a conversation is rendered from its last answer."""
     template = without_plans(source)
     assert wrong(template, turns_of_one(40)) == []
-    assert resumed(template) == 40 - MIN_MESSAGES // 2
+    assert kept(template).resumed == 40 - MIN_MESSAGES // 2
 
 
 def test_a_new_question_is_rendered_from_the_start_if_answers_lie_before_it() -> None:
     """Templates hide the reasoning before the last question, so that a new one changes what came before."""
     template = without_plans(REASONING_SHOWN[0])
     assert wrong(template, turns_of_one(60, field="reasoning", ask_each=4)) == []
-    assert resumed(template) > 0
+    assert kept(template).resumed > 0
+
+
+def test_results_in_messages_of_the_user_are_no_questions() -> None:
+    """Some clients send the results of calls as the user; what the template counts as a question decides."""
+    template = without_plans(REASONING_SHOWN[0])
+    messages: list[dict[str, Any]] = []
+    chats = []
+    for number in range(120):
+        asked = "do" if number % 20 == 0 else "<t>result</t>"
+        messages = [*messages, {"role": "user", "content": f"{asked}"}]
+        chats.append(Chat(messages))
+        messages = [*messages, {"role": "assistant", "content": f"x{number}", "reasoning": f"why {number}"}]
+    assert wrong(template, chats) == []
+    assert kept(template).resumed > 60
+    assert kept(template).differences == 0
+
+
+def test_examples_before_a_question_have_a_plan() -> None:
+    """Chats of a known shape are rendered by its plan however long they are, checkpoints or not."""
+    template = Template(pair_source("chatml"), SPECIALS)
+    examples = [{"role": "assistant" if at % 2 else "user", "content": f"{at}"} for at in range(32)]
+    for number in range(4):
+        chat = Chat([*examples, {"role": "user", "content": f"question {number}"}])
+        assert template.render(chat) == template.complete(chat)
+    assert len(plans(template)) == 1
+
+
+@pytest.mark.parametrize("count", [8, 30])
+def test_a_rendered_chat_is_released_at_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but a kept prompt refers to the messages of a chat, or to its text."""
+    monkeypatch.setattr(checkpoints, "MAX_BYTES", 0)
+    text = "a text".title()
+    chats = [Chat([{"role": "assistant", "content": text}] * size) for size in (count, count + 2)]
+    before = sys.getrefcount(text)
+    template = without_plans(COUNTED)
+    gc.disable()
+    try:
+        for chat in chats:
+            template.render(chat)
+        assert sys.getrefcount(text) == before
+    finally:
+        gc.enable()
+
+
+def test_tools_that_print_differently_are_other_tools() -> None:
+    """The order of a tool's fields, and whether a value is 1 or true, is part of what a checkpoint serves."""
+    source = _EACH + "{{ m.content }}{{ tools | tojson }}{% endfor %}"
+    template = without_plans(source)
+    messages = [{"role": "assistant" if at % 2 else "user", "content": f"{at}"} for at in range(40)]
+    alike = [{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": True, "b": 2}, {"a": 1.0, "b": 2}]
+    for count in (30, 32, 34, 36):
+        for parameters in alike:
+            tools = template_tools([{"function": {"name": "f", "parameters": parameters}}])
+            chat = Chat(messages[:count], tools)
+            assert template.render(chat) == template.complete(chat)
+    assert kept(template).resumed == 3 * len(alike)
+
+
+def test_variables_that_the_template_does_not_use_do_not_matter() -> None:
+    """Each request may have a number of its own among its variables, and any list or object."""
+    template = without_plans(COUNTED)
+    for number, chat in enumerate(turns_of_one(20)):
+        variables = {"request": f"{number}", "more": [{"x": number}]}
+        template.render(Chat(chat.messages, TOOLS[0], variables=variables))
+    assert kept(template).resumed == 20 - MIN_MESSAGES // 2
+
+
+def test_a_prompt_that_would_fill_the_bound_is_not_kept() -> None:
+    """One huge chat does not take the place of all others."""
+    template = without_plans(LOOP_VARIABLES)
+    for chat in turns_of_one(20):
+        template.render(chat)
+    size = checkpoints.MAX_BYTES // 8 // 24
+    huge = [{"role": "assistant" if at % 2 else "user", "content": "x" * size} for at in range(25)]
+    assert template.render(Chat(huge), 10**8)
+    assert len(kept(template)._kept) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set j = joiner(', ') %}" + _EACH + "{{ j() }}{{ m.content }}{% endfor %}",
+        "{% set c = cycler(1, 2, 3) %}" + _EACH + "{{ c.next() }}{{ m.content }}{% endfor %}",
+        "{% set c = messages | map(attribute='content') %}" + _EACH + "{{ c | first }}{% endfor %}",
+        "{% macro new(l, m) %}{{ l.changed(m.role) }}{% endmacro %}"
+        + _EACH
+        + "{{ new(loop, m) }}{{ m.content }}{% endfor %}",
+        "{% for m in messages | sort(attribute='role') %}{{ m.content }}{% endfor %}",
+        "{% set many = range(5000) | list %}" + _EACH + "{{ m.content }}{% endfor %}",
+    ],
+)
+def test_what_cannot_be_compared_is_run_as_a_whole(source: str) -> None:
+    """Objects that change as they are used, and what is too much to compare, have no checkpoint."""
+    template = without_plans(source)
+    assert wrong(template, turns_of_one(30)) == []
+    assert template._checkpoints is None or kept(template).resumed == 0
 
 
 def test_a_template_that_looks_ahead_is_given_up() -> None:
     """After three prompts that were found to be wrong, no prompt of that kind is resumed any more."""
     ahead = without_plans(_EACH + "{{ m.content }}{{ messages | length }};{% endfor %}")
-    assert len(wrong(ahead, turns_of_one(60))) <= 1
-    assert differences(ahead) == checkpoints._MAX_DIFFERENCES
-    assert resumed(ahead) == 4
+    assert wrong(ahead, turns_of_one(60)) == []
+    assert kept(ahead).differences == checkpoints._MAX_DIFFERENCES
+    assert kept(ahead).resumed == checkpoints._MAX_DIFFERENCES
+
+
+def test_a_kind_that_was_given_up_is_taken_up_again() -> None:
+    """Chats of one client whose prompts cannot be resumed do not keep others from it for ever, nor are other
+    conversations forgotten; no prompt is wrong meanwhile."""
+    template = without_plans(
+        _EACH + "{{ m.content }}{% if 'odd' in messages[-1].content %}!{% endif %}{% endfor %}"
+    )
+    honest = turns_of_one(20)
+    assert wrong(template, honest[:-1]) == []
+    for number, chat in enumerate(turns_of_one(100)[20:]):
+        *messages, last = chat.messages
+        odd = Chat([*messages, {**last, "content": "odd" if number % 2 else "even"}], TOOLS[0])
+        rendered(template, odd, complete=False)
+    assert kept(template).differences >= checkpoints._MAX_DIFFERENCES
+
+    before = kept(template).resumed
+    for _ in range(4 * checkpoints._CHECKED_EACH):
+        assert wrong(template, honest[-1:]) == []
+    assert kept(template).resumed - before > checkpoints._CHECKED_EACH
 
 
 def test_chats_whose_checkpoints_are_stale_are_seldom_tried() -> None:
@@ -184,10 +296,9 @@ def test_chats_whose_checkpoints_are_stale_are_seldom_tried() -> None:
     )
     template = without_plans(source)
     assert wrong(template, turns_of_one(200)) == []
-    assert resumed(template) == 0
-    assert template._checkpoints is not None
-    [stale] = [record.stale for record in template._checkpoints._records.values() if record.stale]
-    assert stale >= checkpoints._PATIENCE
+    assert kept(template).resumed == 0
+    [stale] = [record._stale for record in kept(template)._records.values() if record._stale]
+    assert checkpoints._PATIENCE <= stale < 60
 
 
 def test_chats_can_grow_beyond_the_budget_of_a_render(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,17 +337,16 @@ def test_no_part_of_a_chat_ends_before_a_question(monkeypatch: pytest.MonkeyPatc
 
 def test_prompts_are_kept_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the conversations are, the texts of the checkpoints take a bounded number of bytes."""
-    monkeypatch.setattr(checkpoints, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(checkpoints, "MAX_BYTES", 100_000)
     template = without_plans(COUNTED)
-    kept = template._checkpoints
-    assert kept is not None
+    found = kept(template)
     for number in range(30):
         texts = [f"{number} {at}" for at in range(30 + number)]
         messages = [
             {"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)
         ]
         template.render(Chat(messages))
-        assert 0 < kept._bytes == sum(one.weight for one in kept._kept.values()) <= 20_000
+        assert 0 < found._bytes == sum(one.weight for one in found._kept.values()) <= 100_000
 
 
 @pytest.mark.parametrize("odd", [10**30, "\ud800", json.loads("[" * 500 + "]" * 500), 1.5, None])
@@ -260,7 +370,7 @@ def test_other_settings_are_other_conversations() -> None:
             for tools in TOOLS:
                 chat = Chat(messages[:count], tools, variables={"mood": mood})
                 assert template.render(chat) == template._rendered(chat)
-    assert resumed(template) > 0
+    assert kept(template).resumed > 0
 
 
 @pytest.mark.parametrize(
@@ -288,4 +398,4 @@ def test_a_loop_that_runs_in_another_order_is_run_as_a_whole() -> None:
     for items in ("messages[::-1]", "messages | rejectattr('tool_calls') | list", "messages[:9]"):
         template = without_plans("{% for m in " + items + " %}{{ m.content }}{% endfor %}")
         assert wrong(template, turns_of_one(30)) == []
-        assert resumed(template) == 0
+        assert kept(template).resumed == 0

@@ -1,5 +1,6 @@
 """Promises of ``tool_texts``: declarations of tools are written once, and are what jinja2 writes."""
 
+import json
 from typing import Any
 
 import pytest
@@ -131,6 +132,25 @@ _TOGETHER = """{% for t in tools %}{{ messages[-1].content }}{{ t.function.name 
 ---
 {% set x %}{% for t in tools %}{{ t.function.name }}{% endfor %}{% endset %}{{ x }}{{ x }}{{ mood }}
 ---
+{% set ns = namespace(x=1) %}
+{% for t in tools %}{% set ns.x %}{{ t.function.name }}{% endset %}{% endfor %}[{{ ns.x }}]
+---
+{% set ns = namespace(x=1) %}{% macro say(t) %}{% set ns.x %}{{ t.function.name }}{% endset %}{% endmacro %}
+{{ say(tools[0]) }}{{ say(tools[0]) }}{{ ns.x }}
+---
+{% set mood = messages[0].content %}
+{% for t in tools %}{% set x | replace('a', mood) %}{{ t.function.name }}{% endset %}{{ x }}{% endfor %}
+---
+{% macro outer(m) %}{% macro say(t) %}{{ m.content }}{{ t.function.name }}{% endmacro %}
+{% for t in tools %}{{ say(t) }}{% endfor %}{% endmacro %}
+{% for m in messages %}{{ outer(m) }}{% endfor %}
+---
+{% for m in messages %}{% macro say(t) %}{{ loop.index }}{% endmacro %}{{ say(tools[0]) }}{% endfor %}
+---
+{% block b %}{{ messages | length }}{% endblock %}{% for t in tools %}{{ self.b() }}{% endfor %}
+---
+{% macro say(t, x) %}{{ x }}{% endmacro %}{{ say(tools[0], 0.0) }}{{ say(tools[0], -0.0) }}
+---
 {% with x = mood %}{% for t in tools %}{{ x }}{{ t.function.name }}{% endfor %}{% endwith %}
 """
 TOGETHER = _TOGETHER.split("---\n")
@@ -194,7 +214,9 @@ def test_tools_are_gone_through_once(source: str) -> None:
     assert steps(template, tools) < first == steps(template, others)
 
 
-@pytest.mark.parametrize("varies", ["[1, 2] | random", "strftime_now('%S')", "lipsum(n=1)"])
+@pytest.mark.parametrize(
+    "varies", ["[1, 2] | random", "[[1, 2]] | map('random') | list", "strftime_now('%S')", "lipsum(n=1)"]
+)
 def test_what_varies_is_written_each_time(varies: str) -> None:
     """A loop that writes the time, or something random, is run for each chat."""
     tools = template_tools([{"function": {"name": "a"}}])
@@ -209,6 +231,29 @@ def test_texts_are_of_their_template() -> None:
         template = Template("{% for t in tools %}" + mark + "{{ t.function.name }}{% endfor %}", {})
         for _ in range(2):
             assert template._rendered(Chat([{"role": "user", "content": ""}], tools)) == f"{mark}a"
+
+
+def test_few_texts_are_kept_with_a_tool() -> None:
+    """A macro that gets a text of the chat besides the tools does not fill the memory, however long it is."""
+    tools = template_tools([{"function": {"name": "a"}}])
+    template = Template(
+        "{% macro head(x, t) %}{{ x }}{% endmacro %}{{ head(messages[0].content, tools) }}", {}
+    )
+    for number in range(1_000):
+        text = f"{number}" * (1 + number % 2 * 500)
+        assert template._rendered(Chat([{"role": "user", "content": text}], tools)) == text
+    first = tools[0]
+    assert isinstance(first, Tool)
+    assert 100 < len(first.shown) <= 128
+
+
+def test_separators_may_be_a_list() -> None:
+    """The JSON of tools is kept for what a template writes as separators, too."""
+    tools = template_tools([{"function": {"name": "a", "description": "b"}}])
+    template = Template("{{ tools | tojson(separators=[',', ':']) }}", {})
+    for _ in range(2):
+        rendered = template._rendered(Chat([{"role": "user", "content": ""}], tools))
+        assert rendered == json.dumps(tools, separators=(",", ":"))
 
 
 def test_the_json_of_tools_is_kept_with_them() -> None:
