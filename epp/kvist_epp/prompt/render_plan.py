@@ -152,15 +152,16 @@ class RenderPlans:
         """New shapes since the last known one, by number of messages and identity of the tools: a program
         whose shapes come again mostly has tools of its own."""
 
-    def render(self, chat: Chat, variables: Mapping[str, Any]) -> str | None:
+    def render(self, chat: Chat, variables: Mapping[str, Any], *, patience: int = PATIENCE) -> str | None:
         """Return the prompt of a chat; None if its template has to be run.
 
-        ``variables`` are those of the request that the template uses.
+        ``variables`` are those of the request that the template uses. ``patience``: new shapes in a row after
+        which few chats are looked at.
         """
         count = len(chat.messages)
         kind = count if count < LONG else count // _BAND * _BAND, id(chat.tools)
         new = self._new[kind]
-        if new >= PATIENCE and new % _LOOKS:
+        if new >= patience and new % _LOOKS:
             self._new[kind] += 1
             return None
         known = shape_of(chat, variables, self._style)

@@ -16,10 +16,11 @@ from jinja2 import meta
 from kvist_epp.prompt import chat as chats
 from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, UnrenderableError
 from kvist_epp.prompt.checkpoints import MIN_MESSAGES, Checkpoints
-from kvist_epp.prompt.render_plan import RenderPlans
+from kvist_epp.prompt.render_plan import PATIENCE, RenderPlans
 from kvist_epp.prompt.render_trace import NO_TRACE, TracingEnvironment
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.resumed_render import (
+    Checkpoint,
     Progress,
     ResumableEnvironment,
     ResumableTemplate,
@@ -38,6 +39,8 @@ GROWTH_LIMIT: Final = 16
 Variables = Mapping[str, Any]
 NONE: Final[Variables] = {}
 
+_PATIENCE_WITH_CHECKPOINT: Final = 4
+"""New shapes in a row after which most chats that have a checkpoint are rendered from it at once."""
 _CONTINUE: Final = "KVIST-CONTINUES-HERE "
 """Mark at the end of the message to continue; its blank shows whether the template trims."""
 
@@ -78,11 +81,14 @@ class Template:
         """
         if len(chat.messages) * size > COPY_LIMIT:
             raise UnrenderableError("work")
+        given, checkpoints = self._given(chat), self._checkpoints_for(chat)
+        known = None if checkpoints is None else checkpoints.find(chat, given)
         rendered = None
         if self._plans is not None and not chat.continue_final_message:
-            rendered = self._plans.render(chat, self._given(chat))
+            patience = PATIENCE if known is None else _PATIENCE_WITH_CHECKPOINT
+            rendered = self._plans.render(chat, given, patience=patience)
         if rendered is None:
-            rendered = self._rendered(chat, self._checkpoints_for(chat))
+            rendered = self._rendered(chat, checkpoints, known)
         if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
             raise UnrenderableError("work")
         return rendered
@@ -119,7 +125,9 @@ class Template:
             return None
         return self._checkpoints
 
-    def _rendered(self, chat: Chat, checkpoints: Checkpoints | None = None) -> str:
+    def _rendered(
+        self, chat: Chat, checkpoints: Checkpoints | None = None, known: Checkpoint | None = None
+    ) -> str:
         """Return the prompt that the template makes, from a checkpoint on if there are any."""
         messages = seen = chats.template_messages(chat.messages, self.style, reorder_calls=chat.reorder_calls)
         media = chats.have_media(messages)
@@ -130,8 +138,7 @@ class Template:
         if chat.continue_final_message:
             return self._continued(chat, messages, media=media)
         if checkpoints is not None and not media and messages is seen:
-            given = self._given(chat)
-            return checkpoints.render(chat, given, messages, checkpoints.find(chat, given))
+            return checkpoints.render(chat, self._given(chat), messages, known)
         rendered = self._run(chat, messages)
         return rendered.partition(MEDIA_MARK)[0] if media else rendered
 

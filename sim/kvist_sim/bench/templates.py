@@ -35,7 +35,7 @@ TOOLS: Final = 30
 FEW: Final = 8
 SIZES: Final = (40, 120, 300)
 """Messages of the chats."""
-ROUNDS: Final = 15
+ROUNDS: Final = 50
 GROWTH: Final = 40
 """Messages between two turns of a conversation that grows."""
 BODY_BYTES: Final = 10_000_000
