@@ -75,9 +75,12 @@ class _Record:
         """Count a checkpoint that could not be used."""
         self._stale += 1
 
+    def on_used(self) -> None:
+        """Note that a checkpoint could be used."""
+        self._stale = 0
+
     def is_due(self) -> bool:
         """Count a resumed prompt, and return whether it is to be compared."""
-        self._stale = 0
         self._resumed += 1
         count = self._resumed
         return self._is_given_up() or count % _COMPARED_EACH == 0 or count & (count - 1) == 0
@@ -196,6 +199,7 @@ class Checkpoints:
             record.on_stale()
             return None
         self.resumed += 1
+        record.on_used()
         if progress.moved:
             record = of_moved
         if record.is_due():

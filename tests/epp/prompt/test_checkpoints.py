@@ -301,6 +301,21 @@ def test_chats_whose_checkpoints_are_stale_are_seldom_tried() -> None:
     assert checkpoints._PATIENCE <= stale < 60
 
 
+def test_stale_checkpoints_between_others_do_no_harm() -> None:
+    """Chats whose checkpoints cannot be used now and then do not add up until few are tried."""
+    source = (
+        "{% set ns = namespace(last=0, odd=false) %}" + _EACH + "{% if m.role == 'user' %}{% set ns.last = "
+    )
+    source += "loop.index0 %}{% set ns.odd = 'odd' in m.content %}{% endif %}{% endfor %}"
+    template = without_plans(source + _EACH + "{{ m.content }}{{ ns.odd }}{% endfor %}")
+    messages = [{"role": "assistant" if at % 2 else "user", "content": f"{at}"} for at in range(400)]
+    for at in range(2, 400, 10):
+        messages[at]["content"] = "odd"
+    chats = [Chat(messages[:count]) for count in range(31, 400, 2)]
+    assert wrong(template, chats) == []
+    assert kept(template).resumed > len(chats) / 2
+
+
 def test_chats_can_grow_beyond_the_budget_of_a_render(monkeypatch: pytest.MonkeyPatch) -> None:
     """A template whose work grows with the square of the messages goes on when the whole would be refused."""
     monkeypatch.setattr(template_environment, "LOOP_LIMIT", 5_000)
