@@ -24,6 +24,12 @@ from kvist_epp.prompt.traced_values import LITERALS
 
 _LONG: Final = 256
 """Characters of a text of which the hash is compared."""
+_MAX_ITEMS: Final = 1_000
+"""Items of a list or an object that is compared, and of those in it together."""
+_SKIPPED: Final = 2
+"""Messages that a template may leave out at the beginning of its loop, such as the system prompt."""
+_PLACES: Final = "places"
+"""Stands for messages, which are shown by their places in the chat."""
 
 
 class StaleError(Exception):
@@ -148,16 +154,6 @@ class Progress:
             return None
         first = len(self._messages) - len(items)
         return first if all(map(operator.is_, items, self._messages[first:])) else None
-
-
-_PLACES: Final = "places"
-"""Stands for messages, which are shown by their places in the chat."""
-_MAX_ITEMS: Final = 1_000
-"""Items of a list or an object that is compared, and of those in it together."""
-
-
-_SKIPPED: Final = 2
-"""Messages that a template may leave out at the beginning of its loop, such as the system prompt."""
 
 
 class _OpaqueError(Exception):
@@ -323,7 +319,7 @@ def _attributes(space: utils.Namespace) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value can be handed to another render: it leads to no message."""
+    """Return whether a value can be handed to another render: it is no message, and nothing that changes."""
     kind = type(value)
     if kind in LITERALS:
         return True
