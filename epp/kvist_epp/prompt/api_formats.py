@@ -146,8 +146,8 @@ def _add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
         messages.append({"role": "assistant", "tool_calls": [call]})
 
 
-def _flat_functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return template_tools([_flat_function(tool) for tool in tools]) if tools else []
+def _flat_functions(tools: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    return template_tools([_flat_function(tool) for tool in tools], size) if tools else []
 
 
 def _flat_function(tool: dict[str, Any]) -> dict[str, Any]:
@@ -254,8 +254,8 @@ def _result(block: dict[str, Any]) -> str:
     return "\n".join([item["text"] for item in content])
 
 
-def _schema_functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return template_tools([_schema_function(tool) for tool in tools]) if tools else []
+def _schema_functions(tools: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    return template_tools([_schema_function(tool) for tool in tools], size) if tools else []
 
 
 def _schema_function(tool: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ of a long chat is kept with a checkpoint before its last answer, from which the 
 
 A template may look ahead, so that the text before a checkpoint could depend on what follows:
 
-- Many show answers in another way once there is a new question. Where one follows, a checkpoint serves only
-  if no answer lies between the question before it and the checkpoint.
+- Many show answers in another way once there is a new question, or a last answer without calls. Where one
+  follows, a checkpoint serves only if no answer lies between the question before it and the checkpoint.
 - For all else, resumed prompts are compared with complete ones: the first, second, fourth, eighth and so on,
   and one of 256, counted anew from each difference. A kind of chats with three differences is given up until
   as many prompts were right: one of 64 is compared.
@@ -162,10 +162,10 @@ class Checkpoints:
             if not _is_too_long(reason):
                 raise
             until = _PART if known is None else known.place + _PART
-            if until >= len(messages) or _asks(messages[until:]):
+            if until >= len(messages) or _end_a_turn(messages[until:]):
                 raise
             few = messages[:until]
-            progress = self._resumed(chat, few, known) or self._whole(chat, few)
+            progress = self._resumed(chat, few, known, is_part=True) or self._whole(chat, few)
             if progress.end is None:
                 raise
         self._keep(chat, variables, progress, known)
@@ -177,7 +177,12 @@ class Checkpoints:
         return progress
 
     def _resumed(
-        self, chat: Chat, messages: list[dict[str, Any]], known: Checkpoint | None
+        self,
+        chat: Chat,
+        messages: list[dict[str, Any]],
+        known: Checkpoint | None,
+        *,
+        is_part: bool = False,
     ) -> Progress | None:
         """Return the notes of a render from a checkpoint on; None: the chat has to be rendered completely."""
         if known is None:
@@ -185,10 +190,10 @@ class Checkpoints:
         mark_at = _last_answer(messages)
         answers = messages[known.place - 1]["role"] not in _ASKING
         """The chat has some between its last question before the checkpoint and the checkpoint."""
-        asked = _asks(messages[known.place :])
-        kind = (asked, *messages[mark_at])
+        ended = _end_a_turn(messages[known.place :])
+        kind = (ended, *messages[mark_at])
         record, of_moved = self._records[kind], self._records[("moved", *kind)]
-        if (asked and answers) or not record.admits():
+        if (ended and answers) or not record.admits():
             return None
         progress = Progress(messages, mark_at, known, may_move=not answers and of_moved.admits())
         try:
@@ -202,7 +207,7 @@ class Checkpoints:
         record.on_used()
         if progress.moved:
             record = of_moved
-        if record.is_due():
+        if record.is_due() and not is_part:
             differs = self._differs(chat, messages, progress.prompt)
             record.on_compared(differs=differs)
             self.differences += differs
@@ -222,8 +227,7 @@ class Checkpoints:
         self, chat: Chat, variables: Mapping[str, Any], progress: Progress, replaced: Checkpoint | None
     ) -> None:
         place = progress.mark_at
-        texts = [progress.prompt, *(value for _, _, value in progress.changes if type(value) is str)]
-        weight = _OVERHEAD + sum(text.__sizeof__() for text in texts)
+        weight = _OVERHEAD + _weight((progress.prompt, progress.state, progress.changes))
         if progress.end is None or place <= 0 or weight > MAX_BYTES // 8:
             return
         try:
@@ -268,9 +272,20 @@ def _last_answer(messages: list[dict[str, Any]]) -> int:
     return -1
 
 
-def _asks(messages: list[dict[str, Any]]) -> bool:
-    """Return whether there is a question among messages."""
-    return any(message["role"] in _ASKING for message in messages)
+def _end_a_turn(messages: list[dict[str, Any]]) -> bool:
+    """Return whether there is a question among messages, or an answer without calls: templates may show what
+    was before it in another way."""
+    return any(
+        message["role"] in _ASKING or (message["role"] == "assistant" and not message.get("tool_calls"))
+        for message in messages
+    )
+
+
+def _weight(value: Any) -> int:
+    """Return the bytes of a text, or of values and those in them."""
+    if isinstance(value, (tuple, list)):
+        return 64 + sum(map(_weight, value))
+    return value.__sizeof__() if type(value) is str else 32
 
 
 _pack: Final = msgspec.msgpack.Encoder().encode

@@ -148,9 +148,11 @@ class RenderPlans:
         self._failed: Counter[bool] = Counter()
         """Attempts in a row that failed, for chats with calls and without: some templates go through the
         arguments of calls, which no plan does, and an attempt takes ten times as long as a render."""
-        self._new: Counter[tuple[int, int]] = Counter()
-        """New shapes since the last known one, by number of messages and identity of the tools: a program
-        whose shapes come again mostly has tools of its own."""
+        self.passed_over = False
+        """The last chat was not looked at."""
+        self._new: Counter[tuple[int, bool, int]] = Counter()
+        """New shapes since the last known one, by number of messages, whether the last is the result of a
+        call, and identity of the tools: a program whose shapes come again mostly has tools of its own."""
 
     def render(self, chat: Chat, variables: Mapping[str, Any], *, patience: int = PATIENCE) -> str | None:
         """Return the prompt of a chat; None if its template has to be run.
@@ -159,9 +161,11 @@ class RenderPlans:
         which few chats are looked at.
         """
         count = len(chat.messages)
-        kind = count if count < LONG else count // _BAND * _BAND, id(chat.tools)
+        called = count > 0 and chat.messages[-1].get("role") == "tool"
+        kind = count if count < LONG else count // _BAND * _BAND, called, id(chat.tools)
         new = self._new[kind]
-        if new >= patience and new % _LOOKS:
+        self.passed_over = new >= patience and new % _LOOKS > 0
+        if self.passed_over:
             self._new[kind] += 1
             return None
         known = shape_of(chat, variables, self._style)

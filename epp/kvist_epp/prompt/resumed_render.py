@@ -24,7 +24,7 @@ from kvist_epp.prompt.traced_values import LITERALS
 
 _LONG: Final = 256
 """Characters of a text of which the hash is compared."""
-_MAX_ITEMS: Final = 1_000
+_MAX_ITEMS: Final = 64
 """Items of a list or an object that is compared, and of those in it together."""
 _SKIPPED: Final = 2
 """Messages that a template may leave out at the beginning of its loop, such as the system prompt."""
@@ -56,7 +56,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[tuple[int, str, Any], ...]
     """Attributes of namespaces that the loop had changed: number of the namespace, name and value."""
     weight: int
-    """Bytes of its texts when it was made."""
+    """Bytes of its texts and values when it was made."""
 
 
 class Progress:

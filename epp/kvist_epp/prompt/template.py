@@ -39,8 +39,8 @@ GROWTH_LIMIT: Final = 16
 Variables = Mapping[str, Any]
 NONE: Final[Variables] = {}
 
-_PATIENCE_WITH_CHECKPOINT: Final = 4
-"""New shapes in a row after which most chats that have a checkpoint are rendered from it at once."""
+_PATIENCE_OF_LONG: Final = 4
+"""New shapes in a row after which long chats are rendered from their checkpoints, if they have some."""
 _CONTINUE: Final = "KVIST-CONTINUES-HERE "
 """Mark at the end of the message to continue; its blank shows whether the template trims."""
 
@@ -82,11 +82,15 @@ class Template:
         if len(chat.messages) * size > COPY_LIMIT:
             raise UnrenderableError("work")
         given, checkpoints = self._given(chat), self._checkpoints_for(chat)
-        known = None if checkpoints is None else checkpoints.find(chat, given)
-        rendered = None
-        if self._plans is not None and not chat.continue_final_message:
-            patience = PATIENCE if known is None else _PATIENCE_WITH_CHECKPOINT
-            rendered = self._plans.render(chat, given, patience=patience)
+        plans = None if chat.continue_final_message else self._plans
+        rendered = known = None
+        if plans is not None:
+            patience = PATIENCE if checkpoints is None else _PATIENCE_OF_LONG
+            rendered = plans.render(chat, given, patience=patience)
+        if rendered is None and checkpoints is not None:
+            known = checkpoints.find(chat, given)
+            if known is None and plans is not None and plans.passed_over:
+                rendered = plans.render(chat, given)
         if rendered is None:
             rendered = self._rendered(chat, checkpoints, known)
         if len(rendered) > GROWTH_LIMIT * size + 1_000_000:

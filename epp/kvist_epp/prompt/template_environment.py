@@ -168,15 +168,16 @@ def tojson(
     """Return a value as JSON, as transformers' filter does; that of a tool or a list of tools is kept."""
     pair = None if separators is None else (separators[0], separators[1])
     options = (ensure_ascii, indent, pair, sort_keys)
-    key: tuple[Any, ...] = options
-    kind, tool = type(value), value
-    if kind is list and value and all(type(item) is Tool for item in value):
-        key, tool = (*options, *map(id, value)), value[0]
-    elif kind is not Tool:
+    tool: Tool
+    key: tuple[Any, ...]
+    if type(value) is list and value and all(type(item) is Tool for item in value):
+        key, tool = (list, *options, *map(id, value)), value[0]
+    elif type(value) is Tool:
+        key, tool = (Tool, *options, id(value)), value
+    else:
         return _dumped(value, *options)
-    if key not in tool.shown:
-        tool.shown[key] = _dumped(value, *options)
-    return str(tool.shown[key])
+    shown = tool.texts.get(key)
+    return tool.texts.keep(key, _dumped(value, *options)) if shown is None else shown
 
 
 def _dumped(

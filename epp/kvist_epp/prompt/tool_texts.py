@@ -22,8 +22,6 @@ _FUNCTIONS: Final = frozenset(("namespace", "range", "dict", "raise_exception"))
 """Functions of templates that give the same for the same arguments."""
 _LONG: Final = 256
 """Longest text that a macro may get besides tools so that what it writes is kept, in characters."""
-_MAX_TEXTS: Final = 128
-"""Texts that are kept with one list of tools, or one tool, at most."""
 _numbers: Final = itertools.count()
 _HIDDEN_NAMES: Final = frozenset(("caller", "varargs", "kwargs"))
 """Arguments of a macro that it does not declare."""
@@ -64,28 +62,24 @@ class ToolTextEnvironment(TemplateEnvironment):
         if tool is None or None in shown or not self._uses.are_absent(context):
             return super().call(context, callee, *args, **kwargs)
         key = (self._number, callee.name, *shown, *(name for name, _ in named))
-        if key not in tool.shown:
-            text: str = super().call(context, callee, *args, **kwargs)
-            if len(tool.shown) >= _MAX_TEXTS:
-                return text
-            tool.shown[key] = text
-        return tool.shown[key]
+        text = tool.texts.get(key)
+        return tool.texts.keep(key, super().call(context, callee, *args, **kwargs)) if text is None else text
 
     @pass_context
     def _has_text(self, context: runtime.Context, tools: Any, loop: int) -> bool:
         """Return whether the text of a loop is kept, which is then to be written."""
         tool = _first_tool(tools)
-        kept = tool is not None and (self._number, loop, _identity(tools)) in tool.shown
-        return kept and self._uses.are_absent(context)
+        kept = None if tool is None else tool.texts.get((self._number, loop, _identity(tools)))
+        return kept is not None and self._uses.are_absent(context)
 
-    def _text(self, tools: list[Tool], loop: int) -> str:
-        return tools[0].shown[self._number, loop, _identity(tools)]
+    def _text(self, tools: list[Tool], loop: int) -> str | None:
+        return tools[0].texts.get((self._number, loop, _identity(tools)))
 
     @pass_context
     def _keep_text(self, context: runtime.Context, text: str, tools: Any, loop: int) -> str:
         tool, identity = _first_tool(tools), _identity(tools)
         if tool is not None and identity is not None and self._uses.are_absent(context):
-            tool.shown[self._number, loop, identity] = text
+            tool.texts.keep((self._number, loop, identity), text)
         return text
 
 

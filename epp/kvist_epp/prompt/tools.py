@@ -9,32 +9,66 @@ import msgspec
 from kvist_epp.prompt.chat import UnrenderableError
 
 MAX_BYTES: Final = 4_000_000
-"""Bound on the sets of tools that are kept, as sent. What is made of them takes some ten times as much."""
+"""Bound on the sets of tools that are kept, as sent. What is made of them takes some twenty times as much."""
 _SET_BYTES: Final = 4_096
 """What a set counts for besides: that of the smallest takes a kilobyte."""
+_GROWTH: Final = 8
+"""Characters of texts that are kept for each byte of tools."""
+_TEXT_CHARACTERS: Final = 200
+"""What a text counts for besides."""
+_SIZE: Final = 65_536
+"""Of tools whose size is not known."""
+
+
+class ToolTexts:
+    """What was written about the tools of one list, by what decides it, as far as there is room."""
+
+    def __init__(self, room: int) -> None:
+        """``room``: characters of the texts, and of what a text counts for besides."""
+        self._texts: dict[tuple[Any, ...], str] = {}
+        self._room = room
+        self.digest: int | None = None
+        """Of the list."""
+
+    def get(self, key: tuple[Any, ...]) -> str | None:
+        """Return a text that was kept."""
+        return self._texts.get(key)
+
+    def keep(self, key: tuple[Any, ...], text: str) -> str:
+        """Keep a text if there is room, and return it."""
+        size = _TEXT_CHARACTERS + len(text)
+        if size <= self._room:
+            self._room -= size
+            self._texts[key] = text
+        return text
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 class Tool(dict[str, Any]):
-    """A tool as a template sees it, with its cached JSON: agents send the same tools each turn."""
+    """A tool as a template sees it, with the texts of its list."""
 
-    __slots__ = ("digest", "shown")
+    __slots__ = ("texts",)
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, Any], texts: ToolTexts) -> None:
         super().__init__(fields)
-        self.shown: dict[tuple[Any, ...], str] = {}
-        self.digest: int | None = None
-        """Of the list of tools that begins with this one."""
+        self.texts = texts
 
 
-def template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def template_tools(tools: list[dict[str, Any]], size: int = _SIZE) -> list[dict[str, Any]]:
     """Return the tools as a template sees them: known fields, absent descriptions and parameters as null.
+
+    ``size`` is that of the tools as sent, in bytes: eight times as many characters are kept of what is made
+    of them.
 
     Raises:
         UnrenderableError: a tool that is not a function, or an empty list, which the engine rejects.
     """
     if not tools:
         raise UnrenderableError("tools")
-    return [Tool(_tool(tool)) for tool in tools]
+    texts = ToolTexts(_GROWTH * (_SET_BYTES + size))
+    return [Tool(_tool(tool), texts) for tool in tools]
 
 
 def digest_of(tools: list[dict[str, Any]], made: Callable[[Any], int]) -> int:
@@ -42,12 +76,12 @@ def digest_of(tools: list[dict[str, Any]], made: Callable[[Any], int]) -> int:
     first = tools[0]
     if type(first) is not Tool:
         return made(tools)
-    if first.digest is None:
-        first.digest = made(tools)
-    return first.digest
+    if first.texts.digest is None:
+        first.texts.digest = made(tools)
+    return first.texts.digest
 
 
-Seen = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+Seen = Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]
 
 
 class KeptTools:
@@ -76,7 +110,10 @@ class KeptTools:
         sent = _decoder.decode(data) if data else None
         if sent is None:
             return None
-        made = self._kept[key] = seen(sent)
+        made = seen(sent, len(data))
+        if _SET_BYTES + len(data) > self._max_bytes // 8:
+            return made  # one large set does not take the place of all others
+        self._kept[key] = made
         self._bytes += _SET_BYTES + len(data)
         while self._bytes > self._max_bytes:
             (gone, _), _ = self._kept.popitem(last=False)

@@ -180,6 +180,37 @@ def test_results_in_messages_of_the_user_are_no_questions() -> None:
     assert kept(template).differences == 0
 
 
+@pytest.mark.parametrize("reasons", [True, False])
+def test_an_answer_without_calls_may_end_what_is_shown(reasons: bool) -> None:
+    """A template that hides the reasoning before the last answer without calls is rendered as a whole when an
+    agent says something beside its calls."""
+    source = "{% for m in messages %}{% set later = messages[loop.index:] | selectattr('role', 'equalto', "
+    source += (
+        "'assistant') | rejectattr('tool_calls') | list %}{{ m.content }}{% if not later %}{{ m.reasoning }}"
+    )
+    template = without_plans(source + "{% endif %}{% endfor %}")
+    chats = []
+    for number, chat in enumerate(turns_of_one(60, field="reasoning" if reasons else "")):
+        note = {"role": "assistant", "content": f"note {number}"}
+        at = len(chat.messages) - 2 - number % 7
+        chats.append(Chat([*chat.messages[:at], *[note] * (number % 9 == 0), *chat.messages[at:]], TOOLS[0]))
+    assert wrong(template, chats) == []
+    assert kept(template).resumed > 20
+
+
+def test_values_that_a_checkpoint_keeps_are_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that a template sets, and those that its loop makes, count for what they take."""
+    source = "{% set mine = given %}{% set ns = namespace(all=[]) %}" + _EACH
+    template = without_plans(source + "{% set ns.all = ns.all + [m.content] %}{{ loop.index }}{% endfor %}")
+    for chat in turns_of_one(20):
+        template.render(Chat(chat.messages, variables={"given": ["x" * 200] * 30}))
+    [checkpoint] = kept(template)._kept.values()
+    assert checkpoint.weight > 30 * 200 + 30 * 50
+    many = Chat(turns_of_one(20)[-1].messages, variables={"given": ["x"] * 100})
+    template.render(many)
+    assert kept(template).find(many, many.variables) is None
+
+
 def test_examples_before_a_question_have_a_plan() -> None:
     """Chats of a known shape are rendered by its plan however long they are, checkpoints or not."""
     template = Template(pair_source("chatml"), SPECIALS)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kvist_epp.prompt.chat import UnrenderableError
-from kvist_epp.prompt.tools import KeptTools, template_tools
+from kvist_epp.prompt.tools import KeptTools, ToolTexts, template_tools
 
 
 def sent(*names: str, size: int = 0) -> msgspec.Raw:
@@ -40,8 +40,10 @@ def test_tools_that_are_absent_are_none() -> None:
 def test_one_reading_of_tools_is_not_that_of_another_api() -> None:
     """A set of tools is kept for each way in which its bytes are read."""
 
-    def renamed(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return template_tools([{"function": {"name": f"{tool['function']['name']}!"}} for tool in tools])
+    def renamed(tools: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+        return template_tools(
+            [{"function": {"name": f"{tool['function']['name']}!"}} for tool in tools], size
+        )
 
     kept = KeptTools()
     shown = [kept.parse(sent("a"), seen) for seen in (template_tools, renamed) * 2]
@@ -52,13 +54,30 @@ def test_one_reading_of_tools_is_not_that_of_another_api() -> None:
 
 def test_the_least_recent_give_way() -> None:
     """Sets of tools take a bounded number of bytes, small sets no less than a few kilobytes each."""
-    kept = KeptTools(max_bytes=100_000)
-    first, large = kept.parse(sent("first")), kept.parse(sent("large", size=50_000))
-    for number in range(20):
+    kept = KeptTools(max_bytes=200_000)
+    first, large = kept.parse(sent("first")), kept.parse(sent("large", size=15_000))
+    for number in range(45):
         kept.parse(sent(f"{number}"))
         assert kept.parse(sent("first")) is first
-    assert kept.parse(sent("large", size=50_000)) is not large
+    assert kept.parse(sent("large", size=15_000)) is not large
 
-    whole = kept.parse(sent("whole", size=200_000))
-    assert whole is not None
-    assert kept.parse(sent("whole", size=200_000)) is not whole
+
+def test_a_huge_set_does_not_take_the_place_of_all_others() -> None:
+    """Tools that would take more than an eighth of the room are parsed for each request."""
+    kept = KeptTools(max_bytes=200_000)
+    first, huge = kept.parse(sent("first")), kept.parse(sent("huge", size=30_000))
+    assert huge is not None
+    assert kept.parse(sent("huge", size=30_000)) == huge
+    assert kept.parse(sent("huge", size=30_000)) is not huge
+    assert kept.parse(sent("first")) is first
+
+
+def test_texts_of_tools_have_room_for_a_few_times_their_size() -> None:
+    """A template cannot fill the memory with what it makes of a few bytes of tools."""
+    texts = ToolTexts(10_000)
+    assert texts.keep(("large",), "x" * 10_000) == "x" * 10_000
+    for number in range(100):
+        assert texts.keep((number,), f"{number}") == f"{number}"
+    assert texts.get(("large",)) is None
+    assert [texts.get((number,)) for number in (0, 99)] == ["0", None]
+    assert 40 < len(texts) < 60
