@@ -21,7 +21,7 @@ _SIZE: Final = 65_536
 
 
 class ToolTexts:
-    """What was written about the tools of one list, by what decides it, as far as there is room."""
+    """Keeps what was written about the tools of one list, by what decides it, as far as there is room."""
 
     def __init__(self, room: int) -> None:
         """``room``: characters of the texts, and of what a text counts for besides."""
