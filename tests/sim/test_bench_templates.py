@@ -39,6 +39,26 @@ def test_a_wrong_prompt_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TemplatesReport([row]).broken() == ["x: 2 wrong prompts"]
 
 
+def test_files_are_named_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Templates of several models, which have the same file name, are told apart; a file that is none is
+    named."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    files = [str(tmp_path / name / "chat_template.jinja") for name in ("one", "two")]
+    assert main([*files, "--messages", "30", "--rounds", "1"]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert "one/chat_template" in shown
+    assert "two/chat_template" in shown
+
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% if %}")
+    for file in (broken, tmp_path / "absent.jinja"):
+        with pytest.raises(SystemExit):
+            main([str(file)])
+        assert f"{file} is no chat template: " in capsys.readouterr().err
+
+
 def test_agents_differ() -> None:
     """No two conversations have the same calls, and each can be repeated."""
     assert conversation(30, 1) == conversation(30, 1) != conversation(30, 2)

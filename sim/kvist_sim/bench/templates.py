@@ -19,6 +19,7 @@ from time import process_time
 from typing import Any, Final
 
 import msgspec
+from jinja2 import TemplateError
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -197,18 +198,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; -: to stdout")
     parser.add_argument("--write-docs", metavar="FILE", help="write the table into docs/benchmarks.md")
     options = parser.parse_args(argv)
-    sources = {Path(file).stem: Path(file).read_text(encoding="utf-8") for file in options.files}
-    report = TemplatesReport(
-        [
-            measure(name, source, options.messages, options.rounds)
-            for name, source in (sources or {"simulator": _own()}).items()
-        ]
-    )
+    sources = _sources(parser, [Path(file) for file in options.files])
+    found = [measure(name, source, options.messages, options.rounds) for name, source in sources]
+    report = TemplatesReport(found)
     rows = {"rows": [asdict(row) for row in report.rows]}
     publish("templates", stamped(rows, report), table(report), options, width=WIDTH)
     for broken in report.broken():
         console().print(f"error: {broken}", style="red", markup=False)
     return FAILED if report.broken() else 0
+
+
+def _sources(parser: argparse.ArgumentParser, files: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return names and texts of templates; a file that is none ends the command."""
+    if not files:
+        return [("simulator", _own())]
+    stems = [file.stem for file in files]
+    found = []
+    for file in files:
+        name = file.stem if stems.count(file.stem) == 1 else f"{file.parent.name}/{file.stem}"
+        try:
+            source = file.read_text(encoding="utf-8")
+            Template(source, SPECIALS)
+        except (OSError, UnicodeDecodeError, TemplateError) as error:
+            parser.error(f"{file} is no chat template: {error}")
+        found.append((name, source))
+    return found
 
 
 def _own() -> str:
