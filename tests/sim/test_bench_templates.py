@@ -40,7 +40,7 @@ def test_a_wrong_prompt_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_are_named_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Templates of several models, which have the same file name, are told apart; a file that is none is
+    """A template is named by its folder if several files have one name; a file that is no template is
     named."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
