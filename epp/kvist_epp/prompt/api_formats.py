@@ -4,7 +4,6 @@ Only shapes that are proven equal against vLLM's render endpoints are marked exa
 routed by load. Sources: ``vllm.entrypoints.openai.responses.utils``, ``vllm.entrypoints.anthropic.serving``.
 """
 
-import json
 from typing import Any, Final
 
 import msgspec
@@ -230,19 +229,14 @@ def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
     elif kind == "thinking":
         said["reasoning"] = said.get("reasoning", "") + block["thinking"]
     elif kind == "tool_use":
-        function = {"name": block["name"], "arguments": _arguments(block.get("input") or {})}
+        arguments = _encoder.encode(
+            block.get("input") or {}
+        ).decode()  # parsed again: its form does not matter
+        function = {"name": block["name"], "arguments": arguments}
         call = {"id": block["id"], "type": "function", "function": function}
         said.setdefault("tool_calls", []).append(call)
     elif kind != "redacted_thinking":
         raise UnrenderableError("shape")
-
-
-def _arguments(given: Any) -> str:
-    """Return the arguments of a call as JSON, which is parsed again: its form does not matter."""
-    try:
-        return _encoder.encode(given).decode()
-    except (OverflowError, UnicodeEncodeError):  # integers of more than 64 bits
-        return json.dumps(given)
 
 
 def _result(block: dict[str, Any]) -> str:

@@ -101,12 +101,8 @@ def _add_others(seen: dict[str, Any], message: dict[str, Any], role: str) -> Non
 
 def _call(call: dict[str, Any], reorder: bool) -> dict[str, Any]:
     try:
-        function = call["function"]
-        arguments = call_arguments(function["arguments"])
-        if reorder and len(call) == 3 and len(function) == 2:
-            shown = {"arguments": arguments, "name": function["name"]}
-            return {"id": call["id"], "function": shown, "type": call["type"]}
-        return ordered_call(call, {**function, "arguments": arguments}, reorder=reorder)
+        arguments = call_arguments(call["function"]["arguments"])
+        return ordered_call(call, {**call["function"], "arguments": arguments}, reorder=reorder)
     except (KeyError, TypeError):
         raise UnrenderableError("tool-call") from None
 
@@ -116,8 +112,11 @@ def ordered_call(call: dict[str, Any], function: dict[str, Any], *, reorder: boo
     as sent. Raises KeyError for a field that the validation requires."""
     if not reorder:
         return {**call, "function": function}
-    function = {"arguments": function["arguments"], "name": function["name"]} | function
-    return {"id": call["id"], "function": function, "type": call["type"]} | call | {"function": function}
+    shown = {"arguments": function["arguments"], "name": function["name"]}
+    if len(function) > 2:
+        shown |= function
+    ordered = {"id": call["id"], "function": shown, "type": call["type"]}
+    return ordered if len(call) == 3 else ordered | call | {"function": shown}
 
 
 def call_arguments(arguments: str) -> dict[str, Any]:
