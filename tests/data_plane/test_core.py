@@ -138,7 +138,8 @@ async def _trailed(running: Plane, body: bytes) -> bytes:
 
 
 async def test_every_mode_drains(plane_of: Plane) -> None:
-    """A request that waits when the server is drained gets its answer, and then the port is closed."""
+    """A request that waits when the server is drained gets its answer, and then the port is closed, although
+    the gateway's health checks connect anew each second."""
     asked = asyncio.Event()
     answer: asyncio.Future[PickResult] = asyncio.get_running_loop().create_future()
 
@@ -146,15 +147,16 @@ async def test_every_mode_drains(plane_of: Plane) -> None:
         asked.set()
         return answer
 
+    await plane_of.picker_is(healthy=True)
     plane_of.picker.answer = wait
     request = asyncio.ensure_future(plane_of.client.post("/v1/completions", data=b"{}"))
-    await asked.wait()
-    drain = asyncio.ensure_future(plane_of.server.drain(10))
+    await asyncio.wait_for(asked.wait(), 30)
+    drain = asyncio.ensure_future(plane_of.server.drain(3600))
     await asyncio.sleep(0)
     answer.set_result(PickResult((plane_of.addresses[1],)))
     async with await request as response:
         assert await response.text() == plane_of.addresses[1]
-    await drain
+    await asyncio.wait_for(drain, 30)
 
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", plane_of.server.port)

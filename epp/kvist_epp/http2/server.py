@@ -12,6 +12,7 @@ from kvist_epp.http2.server_transport import FairReads, ServerTransport
 
 _BACKLOG: Final = 1024
 _QUIET_SECONDS: Final = 0.1
+"""Time without a new connection that ends a drain, and between two requests to leave."""
 
 
 async def serve_http2(
@@ -78,8 +79,6 @@ class Http2Server:
         requests; they are asked to leave in turn.
         """
         self.draining = True
-        for transport in list(self.transports):
-            transport.drain()
         try:
             async with asyncio.timeout(grace_seconds):
                 await self._wait_until_no_client_returns()
@@ -104,11 +103,16 @@ class Http2Server:
         """Wait until no connection is left and no client reconnects at once.
 
         A client that was asked to leave reconnects, and a socket that stops listening resets connections it
-        has not accepted yet.
+        has not accepted yet. Health checks of a gateway connect anew once a second or so: their connections
+        have to be gone before the next check, or there is never a moment without any.
         """
         quiet = False
         while not quiet:
-            await self._empty.wait()
+            while self.transports:
+                for transport in list(self.transports):
+                    transport.drain()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._empty.wait(), _QUIET_SECONDS)
             self._connected.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._connected.wait(), _QUIET_SECONDS)

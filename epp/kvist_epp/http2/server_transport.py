@@ -207,8 +207,8 @@ class ServerTransport(asyncio.Protocol):
         return now - self._busy_at
 
     def drain(self) -> None:
-        """Send GOAWAY; a client that has not sent its preface gets it later, or is cut off by `check`."""
-        if self.connection.established:
+        """Send GOAWAY once; a client that has not sent its preface is not asked, and cut off by `check`."""
+        if self.connection.established and not self.connection.draining:
             self.connection.drain()
             self._flush()
 
@@ -229,9 +229,7 @@ class ServerTransport(asyncio.Protocol):
         if now - self._checked_at >= limits.stall_seconds / CHECKS_PER_STALL:
             self._checked_at = now
             self.connection.check_streams(now)
-        if self._server.draining:
-            self.drain()
-        else:
+        if not self._server.draining:
             self._check_idle(self.idle_for(now))
         self._check_alive(now - self._active_at)
         self._flush()

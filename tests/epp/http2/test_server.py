@@ -136,6 +136,20 @@ async def test_a_latecomer_is_served_and_sent_away() -> None:
 
 
 @on_both_loops
+async def test_a_latecomer_is_sent_away_before_the_next_sweep() -> None:
+    """A gateway whose health checks connect anew each second does not hold up a drain."""
+    async with serving(sweep_seconds=3600) as bench, channel(bench) as client:
+        call = client.stream_stream(RECORD)()
+        await bench.until(lambda: bench.calls)
+        drained = asyncio.ensure_future(bench.server.drain(60))
+        async with channel(bench) as check:
+            assert await check.unary_unary(ECHO)(b"are you well?") == b"are you well?"
+            bench.calls[0].sink.close()
+            assert await call.code() is grpc.StatusCode.OK
+            await asyncio.wait_for(drained, 10)
+
+
+@on_both_loops
 async def test_a_silent_connection_does_not_hold_up_a_drain() -> None:
     """A connection that never introduced itself is cut off soon after the drain has begun."""
     async with serving(linger_seconds=0.1) as bench:
