@@ -237,8 +237,7 @@ class Director(Dispatcher):
     ) -> PromptMatch:
         """Parse and render a request; see ``request_context.understand``. Raises BadRequest."""
         return understand(
-            ask,
-            stages,
+            *(ask, stages),
             model=self.model,
             lookup=self.lookup,
             adapters=self.adapters,
@@ -379,6 +378,7 @@ class Director(Dispatcher):
             cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
             indexed_tokens=holding.indexed if holding else 0,
             indexed_lower=holding.indexed_lower if holding else None,
+            unindexed=match.by_body or not match.prompts,
             predicted_tokens=best.matched_tokens,
             predicted_ttft_seconds=best.predicted_ttft_seconds,
             trace_id=context.exemplar[1],

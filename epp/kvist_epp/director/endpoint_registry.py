@@ -198,7 +198,8 @@ class EndpointRegistry(RequestListener):
         """See ``RequestListener``: the engine's counters are compared with what was routed."""
         request = attempt.request
         if (state := self.states.get(attempt.endpoint)) is not None:
-            state.accuracy.on_routed(request.indexed_on_gpu, request.tokens)
+            known = not request.unindexed
+            state.accuracy.on_routed(request.indexed_on_gpu, request.tokens, known=known)
             self._unjudged.add(attempt.endpoint)
 
     def on_moved(self, old: Attempt, new: Attempt) -> None:  # noqa: ARG002

@@ -62,6 +62,8 @@ class PromptMatch(msgspec.Struct):
     found: Found
     mode: str
     """Basis of the choice: ``precise``, ``approximate`` or ``load``."""
+    by_body: bool = False
+    """The only prompt is the body, since none could be rendered: the routing history knows it, no index."""
 
     def demand(self, uses: RecentUses, now: float) -> Demand:
         """Return the request as the policy sees it."""
@@ -98,25 +100,30 @@ def understand(
 ) -> PromptMatch:
     """Parse and render a request; ``PromptMatch.look`` then finds its prompts. Raises BadRequest.
 
-    ``on_render_failure`` gets the reason why a prompt could not be rendered. ``by_prefix``: endpoints cache
+    A prompt that cannot be rendered is matched by its body, as all are without a model: a chat and its next
+    turn begin alike in either form. ``on_render_failure`` gets the reason. ``by_prefix``: endpoints cache
     prefixes; without, no prompt is rendered, and the estimate of its tokens is all that is known.
     """
     request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
     stages.mark("parse")
     prompts: Sequence[bytes] = ()
+    by_body = False
     if by_prefix and request.kind not in _UNRENDERED:
-        prompts = (_bare(ask.body),) if model is None else model.prompts(request, on_render_failure)
+        prompts = () if model is None else model.prompts(request, on_render_failure)
+        if not prompts:
+            prompts, by_body = (_bare(ask.body),), True
     stages.mark("render")
     adapter = request.model if request.model in adapters else None
     root = (adapter, request.salt)
     if prompts:
-        faithful = model is not None and model.faithful
-        found, mode = _NOT_FOUND, "precise" if faithful and request.exact else "approximate"
+        precise = model is not None and model.faithful and request.exact and not by_body
+        found, mode = _NOT_FOUND, "precise" if precise else "approximate"
     else:
         size = request.work or len(ask.body)
         found, mode = Found(size, lookup.tokens(size), {}), "load"
     return PromptMatch(
-        _KIND_NAMES[id(request.kind)], request.model, request.session, prompts, root, found, mode
+        *(_KIND_NAMES[id(request.kind)], request.model, request.session),
+        *(prompts, root, found, mode, by_body),
     )
 
 

@@ -84,7 +84,7 @@ class RequestProgress:
         """
         request = self._request_at(session, endpoint, now, first_event=True)
         prompt = None if request is None else self._table.take_prompt(request)
-        if request is not None and prompt is not None:
+        if request is not None and prompt is not None and not request.unindexed:
             matches = self._index.match(request.root, prompt)
             hit = self._lookup.usable(endpoint, matches, matches.of(self._index.publisher(source)))
             before, request.indexed_lower = request.indexed_lower, hit.lower or None
@@ -198,10 +198,11 @@ class RequestProgress:
     def _end_credit(self, request: InFlightRequest, *, without_prefill: bool = False) -> None:
         """End the cache credit of a request: its prefix is in the index now, or never will be.
 
-        An endpoint without trusted events keeps it: the routing history is all that is known there.
+        It is kept where the routing history is all that is known: on an endpoint without trusted events, and
+        of a body that was not rendered.
         """
         member = self._lookup.members.get(request.attempts[-1].load.key)
-        if without_prefill or member is None or member.precise:
+        if without_prefill or member is None or (member.precise and not request.unindexed):
             for note in request.cache_credit:
                 self._history.drop(note)
             request.cache_credit = []

@@ -47,6 +47,8 @@ class HitSums:
     """Tokens predicted to be on the GPU, of all requests routed there."""
     routed: int
     """Tokens of all requests routed there."""
+    unknown: int = 0
+    """Of ``routed``: tokens of requests of which the index knows nothing."""
     unsettled: int = 0
     """Of ``predicted``: tokens of requests that the engine may not have looked up yet."""
 
@@ -56,8 +58,8 @@ class HitSums:
         return self.predicted - self.unsettled - first.predicted
 
     def most_hits_since(self, first: "HitSums") -> int:
-        """Return the same, if it was the other way round."""
-        return self.predicted - first.predicted + first.unsettled
+        """Return the same, if it was the other way round, and all of the unknown tokens were hits."""
+        return self.predicted - first.predicted + first.unsettled + self.unknown - first.unknown
 
 
 class AccuracyMonitor:
@@ -70,8 +72,9 @@ class AccuracyMonitor:
         """Share of tokens by which predictions were off, each request by itself, in the last window."""
         self.sent = 0
         """Requests routed there."""
-        self.sums = (0, 0)
-        """Tokens predicted to be on the GPU, and all tokens, of the requests routed there."""
+        self.sums = (0, 0, 0)
+        """Tokens predicted to be on the GPU, all tokens, and those of which the index knows nothing, of the
+        requests routed there."""
         self._limits = limits
         self._samples: deque[_Sample] = deque()
         self._off = 0
@@ -88,11 +91,12 @@ class AccuracyMonitor:
         unnoticed."""
         return messages == 0 and self.sent >= requests
 
-    def on_routed(self, predicted: int, tokens: int) -> None:
+    def on_routed(self, predicted: int, tokens: int, *, known: bool = True) -> None:
         """Note a request of ``tokens`` that was sent there, ``predicted`` of them on the GPU by the index
-        alone, also in approximate mode."""
+        alone, also in approximate mode; or one that the index cannot know."""
         self.sent += 1
-        self.sums = (self.sums[0] + predicted, self.sums[1] + tokens)
+        sums = self.sums
+        self.sums = (sums[0] + predicted, sums[1] + tokens, sums[2] + (0 if known else tokens))
 
     def on_cache_truth(self, predicted: int, true: int, now: float) -> None:
         """Compare a request's predicted and true tokens on the GPU; errors of opposite sign do not cancel.
@@ -112,13 +116,13 @@ class AccuracyMonitor:
         better match counts. Hits that are equal prove the index right however wrong the lengths of prompts
         are, which are estimated from their bytes; ratios that are equal do so where an engine has other
         clients, too. ``unsettled``: tokens predicted for requests that wait, so that the counters may have
-        them or not; any number of hits between is equal.
+        them or not; any number of hits between is equal, and so are any hits of requests that are unknown.
 
         For engines whose events have no sessions, such as those of blocks that were transferred. Ignored
         while requests are compared one by one, which is sharper. Counters that fell begin anew: the engine
         restarted.
         """
-        counted = HitSums(hits, queries, *self.sums, unsettled)
+        counted = HitSums(hits, queries, *self.sums, unsettled=unsettled)
         if self._counted and counted.queries < self._counted[-1][1].queries:
             self._counted.clear()
         self._counted.append((now, counted))

@@ -122,7 +122,8 @@ class InFlightRequest(msgspec.Struct, eq=False):
     prompt: bytes | None = None
     """Kept until the engine takes the request up, to match it with the index at that moment."""
     cache_credit: list[RoutedPrompt] = []
-    """Its prompts in the routing history: they count as cached where it went until events show the blocks."""
+    """Its prompts in the routing history: they count as cached where it went until events show the blocks,
+    or as long as history keeps them if it is ``unindexed``."""
     indexed_tokens: int = 0
     """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
     indexed_lower: Mapping[str, int] | None = None
@@ -130,6 +131,8 @@ class InFlightRequest(msgspec.Struct, eq=False):
     on storage at the pick and has moved to host memory on its way to the GPU counts as on storage."""
     skipped_media: frozenset[str] = frozenset()
     """Media from which its body keeps the engine from loading: what they hold of it is no promise."""
+    unindexed: bool = False
+    """Its prompt is not known, or only as its body: ``indexed_tokens`` says nothing of it."""
     index_compared: bool = False
     """``indexed_tokens`` is of the moment when the engine took the request up."""
     predicted_tokens: int = 0

@@ -1,7 +1,7 @@
 """From a request body to the bytes of its prompt, as the engine will tokenize it.
 
 ``request.parse`` reads the body, ``model.Model.prompts`` renders it with template and vocabulary.
-A request that cannot be rendered exactly as the engine does is routed by load alone.
+A request that cannot be rendered as the engine does is matched by its body, in approximate mode.
 
 - ``request``: parses a request by its path; the OpenAI chat and completion APIs, and vLLM's generate API.
 - ``implied_path``: the path of a request whose gateway sends none, as its body implies it.

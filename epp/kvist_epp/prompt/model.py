@@ -86,7 +86,7 @@ class Model:
     """The source it was loaded from."""
     vocabulary: Vocabulary = field(repr=False)
     template: Template | None = field(repr=False)
-    """None if the files hold no template or the engine does not use it: chats are routed by load."""
+    """None if the files hold no template or the engine does not use it: chats are not rendered."""
     tool_template: Template | None = field(repr=False)
     """The template for requests with tools, if the model has a separate one."""
 
@@ -135,7 +135,7 @@ class Model:
         return self.vocabulary.encode(text)
 
     def prompts(self, request: Request, failed: Callable[[str], None] = _ignore) -> list[bytes]:
-        """Return the bytes of each prompt as the engine tokenizes it; empty: route by load.
+        """Return the bytes of each prompt as the engine tokenizes it; empty: it is not known.
 
         ``failed`` is then called with the reason, a fixed word for a counter.
         """

@@ -43,8 +43,8 @@ class Chat(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request, ready to be rendered and routed.
 
-    At most one of ``chat`` and ``prompts`` is set; neither means routing by load,
-    for the reason ``why``.
+    At most one of ``chat`` and ``prompts`` is set; neither means that the
+    prompt cannot be rendered, for the reason ``why``.
     """
 
     kind: Kind
@@ -69,7 +69,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
     """True if the engine lets the tokenizer add its special tokens, such as BOS."""
     why: str = ""
-    """Reason for routing by load: a short fixed word for a metric, never text of the request."""
+    """Reason for rendering nothing: a short fixed word for a metric, never text of the request."""
 
 
 def by_load(kind: Kind, model: Any, body: bytes, why: str, **known: Any) -> Request:

@@ -2,7 +2,7 @@
 
 The environment bounds the steps of a render (``template_environment``). The prompt is bounded by
 ``GROWTH_LIMIT``. Templates join texts in loops, which copies up to the whole prompt a message, hence
-``COPY_LIMIT``. What exceeds them is routed by load, as are templates that raise. Clients cannot send
+``COPY_LIMIT``. What exceeds them is not rendered, as are templates that raise. Clients cannot send
 templates; filters are left to the model's author.
 
 Chats of a shape that has been seen before are rendered by a plan instead (``render_plan``).

@@ -171,12 +171,54 @@ def test_sockets_say_nothing_of_the_reports_of_ends() -> None:
     assert reports._sent == before
 
 
-def test_a_template_that_raises_costs_only_the_match() -> None:
-    """A prompt the chat template refuses is routed by load and counted."""
-    parts = make()
-    body = {"model": "m", "messages": [{"role": "user", "content": {"not": "a content"}}]}
-    picked(parts.decide(ask(body)))
-    assert parts.log.lines[0].mode == "load"
+def unrenderable(*turns: str) -> dict[str, Any]:
+    """A chat that the engine may know how to render, but no template here."""
+    body = chat(LONG, *turns)
+    body["messages"][0]["content"] = [{"type": "a part of next year", "text": LONG}]
+    return body
+
+
+def test_a_prompt_that_cannot_be_rendered_is_matched_by_its_body() -> None:
+    """A chat that cannot be rendered goes where the turn before it went, also after the events of others."""
+    parts = make(4)
+    first = picked(parts.decide(ask(unrenderable(), headers={SESSION_HEADER: "s"})))
+    key = next(e.key for e in parts.endpoints if e.hostport == first.endpoints[0])
+    parts.director.progress.on_observation(observed("s", key, 0, depth=10_000), parts.clock())
+    parts.end("s")
+    parts.clock.now += 3
+    parts.director.on_tick(parts.clock())
+    second = picked(parts.decide(ask(unrenderable("fine", "and then?"))))
+
+    assert second.endpoints[0] == first.endpoints[0]
+    assert [line.mode for line in parts.log.lines] == ["approximate", "approximate"]
+    assert parts.log.lines[0].matched_tokens == 0 < parts.log.lines[1].matched_tokens
+    assert parts.director.metrics.template_failures == {"content": 2}
+
+
+def test_a_body_that_the_engine_refused_is_not_remembered() -> None:
+    """A chat that its engine answers with 400 has left nothing in the cache."""
+    parts = make(4)
+    parts.decide(ask(unrenderable(), headers={SESSION_HEADER: "s"}))
+    [request] = parts.director.table
+    parts.director.progress.on_ended(request, "response", parts.clock(), without_prefill=True)
+    parts.decide(ask(unrenderable("fine", "and then?")))
+
+    assert parts.log.lines[1].matched_tokens == 0
+
+
+def test_a_body_says_nothing_of_the_index() -> None:
+    """What an engine had cached of a prompt that was not rendered is counted, but not compared."""
+    parts = make(1)
+    truths = Truths(parts.director)
+    parts.decide(ask(unrenderable(), headers={SESSION_HEADER: "s"}))
+    [request] = parts.director.table
+    key = parts.endpoints[0].key
+    parts.director.progress.on_prefill_started(f"{key}/0", key, "s", parts.clock())
+    parts.director.progress.on_observation(observed("s", key, 640, depth=660), parts.clock())
+
+    assert truths.by_session == [("s", 640)]
+    assert request.unindexed
+    assert not request.index_compared
 
 
 def test_no_eligible_endpoint_is_reported() -> None:

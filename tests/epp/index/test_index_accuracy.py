@@ -158,6 +158,20 @@ def test_requests_that_wait_may_be_counted_or_not(before: int, after: int, hits:
     assert (monitor.why_not == "") is precise
 
 
+@pytest.mark.parametrize(
+    ("hits", "precise"), [(50_000, True), (80_000, True), (90_000, True), (100_000, False), (45_000, False)]
+)
+def test_requests_that_the_index_cannot_know_may_have_hit_anything(hits: int, precise: bool) -> None:
+    """Hits between what was predicted and that with all tokens of unknown prompts are no error."""
+    monitor = AccuracyMonitor()
+    monitor.on_counters(0, 0, 0.0)
+    monitor.on_routed(50_000, 100_000)
+    monitor.on_routed(0, 40_000, known=False)
+    monitor.on_counters(140_000, hits, 10.0)
+
+    assert monitor.precise is precise
+
+
 def test_counters_that_fall_begin_anew() -> None:
     """A restarted engine counts from 0: the difference from its earlier count is not used."""
     monitor = AccuracyMonitor()

@@ -118,7 +118,7 @@ def test_arguments_of_tools_reach_the_template_unchanged() -> None:
     ],
 )
 def test_what_is_not_proven_is_not_claimed(path: str, fields: dict[str, Any]) -> None:
-    """State on the server, truncation and unknown items are routed by load."""
+    """State on the server, truncation and unknown items are not rendered."""
     request = ask(path, **fields)
     assert (request.model, request.chat, request.exact) == ("m", None, False)
 

@@ -114,7 +114,7 @@ def test_arguments_that_are_no_object_become_an_empty_one(arguments: Any) -> Non
 )
 @pytest.mark.parametrize("style", ["string", "openai"])
 def test_shapes_the_engine_refuses_are_not_rendered(message: dict[str, Any], style: ContentFormat) -> None:
-    """Messages that the engine refuses are not rendered; their requests are routed by load."""
+    """Messages that the engine refuses are not rendered."""
     with pytest.raises(UnrenderableError):
         template_messages([message], style)
 

@@ -73,7 +73,7 @@ def test_completions_begin_with_what_the_tokenizer_adds(tmp_path: Path) -> None:
         ("/v1/moderations", {"input": "x"}, "path"),
     ],
 )
-def test_what_cannot_be_rendered_is_routed_by_load_and_reported(
+def test_what_cannot_be_rendered_is_reported(
     tmp_path: Path, path: str, fields: dict[str, Any], why: str
 ) -> None:
     """No prompt, and one fixed word for a counter."""
@@ -82,7 +82,7 @@ def test_what_cannot_be_rendered_is_routed_by_load_and_reported(
 
 
 def test_lone_surrogates_are_routed_by_load(tmp_path: Path) -> None:
-    """A prompt with lone surrogates has no bytes and is routed by load, also if the template made them."""
+    """A prompt with lone surrogates has no bytes and is not rendered, also if the template made them."""
     model = Model.load(str(folder(tmp_path, {"chat_template": "{{ '\\ud800' }}"})))
     assert prompts(model) == ([], ["surrogates"])
 
@@ -112,7 +112,7 @@ def test_the_template_is_the_one_the_engine_takes(
 
 
 def test_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
-    """Chats go by load."""
+    """Its chats are not rendered."""
     model = Model.load(str(folder(tmp_path, {})))
     assert (prompts(model), prompts(model, "/v1/completions", prompt="x")) == (
         ([], ["no-template"]),
@@ -130,7 +130,7 @@ def test_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_the_engine_does_not_use_is_not_used(tmp_path: Path, files: dict[str, str]) -> None:
-    """Some chats are written by code inside the engine: they go by load."""
+    """Some chats are written by code inside the engine: no template is used for them."""
     model = Model.load(str(folder(tmp_path, {"chat_template": "C"}, **files)))
     assert prompts(model) == ([], ["no-template"])
 

@@ -1,4 +1,4 @@
-"""Promises of ``request.parse``: what is decoded, what is refused, what is routed by load."""
+"""Promises of ``request.parse``: what is decoded, what is refused, what has no prompt."""
 
 import json
 from typing import Any
@@ -92,7 +92,7 @@ def test_a_known_path_refuses_a_body_without_a_model(path: str, body: Any) -> No
 
 @pytest.mark.parametrize("path", GENERATION)
 def test_a_model_alone_is_routed_by_load(path: str) -> None:
-    """A request with nothing but a model is routed by load; refusing it is left to the engine."""
+    """A request with nothing but a model has no prompt; refusing it is left to the engine."""
     request = parse(path, b'{"model":"m","cache_salt":"s"}')
     assert (request.model, request.salt, request.chat, request.prompts, request.why) == (
         "m",
@@ -232,7 +232,7 @@ def test_template_variables_are_merged_as_the_engine_does(
     ],
 )
 def test_completion_prompts_come_as_texts_or_token_ids(prompt: Any, expected: tuple[Any, ...]) -> None:
-    """One or several of either; mixtures are routed by load."""
+    """One or several of either; mixtures have no prompt."""
     request = completion(prompt=prompt)
     assert (request.prompts, request.exact, request.add_special_tokens) == (
         expected,
