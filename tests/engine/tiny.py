@@ -15,6 +15,16 @@ def build(shape: str, folder: Path, *, context: int = 32768) -> Path:
     return add_weights_config(folders.write(shape, folder), context=context)
 
 
+def harmony(folder: Path) -> Path:
+    """A tiny gpt-oss with the real vocabulary, for a render server."""
+    described = json.loads((folders.write_harmony(folder) / "config.json").read_text())
+    add_weights_config(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | described | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    path.write_text(json.dumps(config))
+    return folder
+
+
 def embedding(folder: Path, *, encoder: bool) -> Path:
     """A loadable embedding model: a BERT, or a Qwen3 that sentence-transformers pools by its last token."""
     build("chatml", folder, context=512)

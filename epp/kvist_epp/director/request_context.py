@@ -121,10 +121,8 @@ def understand(
     else:
         size = request.work or len(ask.body)
         found, mode = Found(size, lookup.tokens(size), {}), "load"
-    return PromptMatch(
-        *(_KIND_NAMES[id(request.kind)], request.model, request.session),
-        *(prompts, root, found, mode, by_body),
-    )
+    kind = _KIND_NAMES[id(request.kind)]
+    return PromptMatch(kind, request.model, request.session, prompts, root, found, mode, by_body)
 
 
 def _bare(body: bytes) -> bytes:

@@ -13,6 +13,8 @@ A request that cannot be rendered as the engine does is matched by its body, in 
 - ``template``: a chat template, with bounded work, and the content format that it expects.
 - ``template_environment``: the environment in which a chat template is compiled, and the budget of a render.
 - ``template_loops``: loops over messages in the tree of a template, and the content format that they imply.
+- ``harmony``: chats of gpt-oss, which engines write by code and not by a template.
+- ``harmony_tools``: declarations of tools as gpt-oss reads them.
 - ``tool_texts``: declarations of tools, which are written once for a list of tools.
 - ``checkpoints``: prompts of long chats, and the places in them from which the next turn is rendered.
 - ``resumed_render``: a render that begins with a later message.

@@ -106,6 +106,7 @@ def _responses_chat(sent: ResponsesBody) -> Chat:
         add_generation_prompt=not open_ended,
         continue_final_message=open_ended,
         reorder_calls=False,
+        effort=effort,
     )
 
 
@@ -191,6 +192,8 @@ def _messages_chat(sent: MessagesBody) -> Chat:
         chat,
         parse_tools(sent.tools, _schema_functions) or None,
         variables=variables(sent.chat_template_kwargs, _effort(sent)),
+        effort=_effort(sent),
+        parsed_arguments=True,
     )
 
 
@@ -230,9 +233,7 @@ def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
     elif kind == "thinking":
         said["reasoning"] = said.get("reasoning", "") + block["thinking"]
     elif kind == "tool_use":
-        arguments = _encoder.encode(
-            block.get("input") or {}
-        ).decode()  # parsed again: its form does not matter
+        arguments = _encoder.encode(block.get("input") or {}).decode()  # see Chat.parsed_arguments
         function = {"name": block["name"], "arguments": arguments}
         call = {"id": block["id"], "type": "function", "function": function}
         said.setdefault("tool_calls", []).append(call)

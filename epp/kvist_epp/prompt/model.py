@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.prompt.chat import ContentFormat, UnrenderableError
+from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
 from kvist_epp.prompt.request_types import Request
 from kvist_epp.prompt.template import Template
 from kvist_epp.prompt.vocab import Vocabulary
@@ -34,7 +35,6 @@ SPECIALS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 CODED_CHATS: Final = frozenset(
     (
         *(
-            "GptOssForCausalLM",
             "DeepseekV32ForCausalLM",
             "DeepseekV41ForCausalLM",
             "KimiK3ForConditionalGeneration",
@@ -44,7 +44,11 @@ CODED_CHATS: Final = frozenset(
     )
 )
 """Architectures whose chats vLLM writes in code of its own, whatever template their files hold
-(``vllm.config.model``, 0.32)."""
+(``vllm.config.model``, 0.32), and which cannot be rendered here; gpt-oss can (``harmony``)."""
+
+
+_CODED: Final = "its engines write chats in code of their own"
+_NO_TEMPLATE: Final = "its files hold no chat template"
 
 
 def _ignore(why: str) -> None:
@@ -85,10 +89,12 @@ class Model:
     name: str
     """The source it was loaded from."""
     vocabulary: Vocabulary = field(repr=False)
-    template: Template | None = field(repr=False)
-    """None if the files hold no template or the engine does not use it: chats are not rendered."""
+    template: Template | HarmonyChats | None = field(repr=False)
+    """None: chats are not rendered."""
     tool_template: Template | None = field(repr=False)
     """The template for requests with tools, if the model has a separate one."""
+    why_no_chats: str = ""
+    """Why chats are not rendered; empty if they are."""
 
     @classmethod
     def load(cls, source: str, chats: Chats = _NO_CHAT_SETTINGS) -> Self:
@@ -100,14 +106,19 @@ class Model:
         home = model_folder(source)
         settings = _json(home / "tokenizer_config.json") if (home / "tokenizer_config.json").exists() else {}
         specials = _specials(home, settings)
-        templates = {} if _chats_are_coded(home) else chats.templates() or _templates(home, settings)
+        described = _json(home / "config.json") if (home / "config.json").exists() else {}
+        vocabulary = Vocabulary(_tokenizer(home, settings, specials))
+        if described.get("model_type") == MODEL_TYPE:
+            return cls(source, vocabulary, HarmonyChats(), None)
+        coded = _chats_are_coded(home, described)
+        templates = {} if coded else chats.templates() or _templates(home, settings)
         default = templates.get("default")
         tools = templates.get("tool_use")
         return cls(
-            name=source,
-            vocabulary=Vocabulary(_tokenizer(home, settings, specials)),
+            *(source, vocabulary),
             template=None if default is None else _compiled(source, default, specials, chats),
             tool_template=None if tools is None else _compiled(source, tools, specials, chats),
+            why_no_chats=_CODED if coded else _NO_TEMPLATE if default is None else "",
         )
 
     @property
@@ -242,11 +253,10 @@ def _templates(home: Path, settings: dict[str, Any]) -> dict[str, str]:
     return named
 
 
-def _chats_are_coded(home: Path) -> bool:
+def _chats_are_coded(home: Path, described: dict[str, Any]) -> bool:
     """Return whether the engine renders chats in code: by architecture, or with mistral-common's files."""
     if (home / "tekken.json").exists() or any(home.glob("tokenizer.model.v*")):
         return True
-    described = _json(home / "config.json") if (home / "config.json").exists() else {}
     return not CODED_CHATS.isdisjoint(described.get("architectures") or ())
 
 

@@ -169,6 +169,7 @@ def _chat(body: bytes) -> Request:
             variables(sent.chat_template_kwargs, sent.reasoning_effort),
             sent.add_generation_prompt,
             sent.continue_final_message,
+            effort=sent.reasoning_effort,
         ),
     )
 

@@ -38,6 +38,10 @@ class Chat(msgspec.Struct, frozen=True):
     continue_final_message: bool = False
     reorder_calls: bool = True
     """True if tool calls pass the chat API's validation, which reorders their fields."""
+    effort: str | None = None
+    """``reasoning_effort`` of the request itself, which is among the variables, too."""
+    parsed_arguments: bool = False
+    """True if the arguments of calls were sent as objects, which are printed here without blanks."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.epp.parts import MODEL
@@ -126,6 +127,18 @@ async def test_a_loaded_model_is_not_loaded_again(model: str) -> None:
     assert loader.load_initial() is MODEL
     await nothing_is_activated(loader.run)
     assert (loader.problem, source.asked) == ("", [model])
+
+
+async def test_a_model_without_chats_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says that no chat can be rendered, and why; nothing if they can."""
+    ModelLoader(Settings(model=HUB), Source(MODEL)).load_initial()
+    assert caplog.messages == []
+    silent = replace(MODEL, name=HUB, template=None, why_no_chats="its files hold no chat template")
+    ModelLoader(Settings(model=HUB), Source(silent)).load_initial()
+    [said] = caplog.messages
+    assert said == (
+        f"chats of {HUB} are matched by their bodies, in approximate mode: its files hold no chat template"
+    )
 
 
 async def test_nothing_is_loaded_without_a_model() -> None:

@@ -207,7 +207,7 @@ def test_a_body_that_the_engine_refused_is_not_remembered() -> None:
 
 
 def test_a_body_says_nothing_of_the_index() -> None:
-    """What an engine had cached of a prompt that was not rendered is counted, but not compared."""
+    """The hits of a prompt that was not rendered are counted, but not compared."""
     parts = make(1)
     truths = Truths(parts.director)
     parts.decide(ask(unrenderable(), headers={SESSION_HEADER: "s"}))

@@ -41,7 +41,8 @@ def test_messages_become_a_chat() -> None:
                 {"role": "system", "content": "Brief."},
                 {"role": "tool", "tool_call_id": "c", "content": "17"},
                 {"role": "user", "content": "so?"},
-            ]
+            ],
+            parsed_arguments=True,
         ),
         5,
         True,

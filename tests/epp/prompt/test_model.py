@@ -112,7 +112,7 @@ def test_the_template_is_the_one_the_engine_takes(
 
 
 def test_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
-    """Its chats are not rendered."""
+    """A chat of such a model is not rendered."""
     model = Model.load(str(folder(tmp_path, {})))
     assert (prompts(model), prompts(model, "/v1/completions", prompt="x")) == (
         ([], ["no-template"]),
@@ -123,7 +123,7 @@ def test_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        {"config__json": '{"architectures": ["GptOssForCausalLM"]}'},
+        {"config__json": '{"architectures": ["DeepseekV4ForCausalLM"]}'},
         {"config__json": '{"architectures": ["DeepseekV32ForCausalLM"]}'},
         {"tekken__json": "{}"},
         {"tokenizer__model__v3": ""},
@@ -133,6 +133,7 @@ def test_a_template_the_engine_does_not_use_is_not_used(tmp_path: Path, files: d
     """Some chats are written by code inside the engine: no template is used for them."""
     model = Model.load(str(folder(tmp_path, {"chat_template": "C"}, **files)))
     assert prompts(model) == ([], ["no-template"])
+    assert model.why_no_chats == "its engines write chats in code of their own"
 
 
 def test_special_tokens_come_from_the_configuration_or_the_older_file(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""Chats of gpt-oss: vLLM writes them in OpenAI's harmony format by code and ignores the model's template.
+
+A prompt is a system message (date, effort, channels), a developer message (instructions and tools), and the
+chat; answers have channels: ``final``, ``analysis`` for reasoning and ``commentary`` for calls. Sources:
+``vllm.entrypoints.openai.parser.harmony_utils`` of vLLM 0.33 and the library oss-harmony, which the tests
+compare with. Engines with ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS`` or ``VLLM_SYSTEM_START_DATE`` write
+something else; the accuracy of the index shows it.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+from kvist_epp.prompt.chat import KEPT_ARGUMENTS, UnrenderableError, reasoning_of
+from kvist_epp.prompt.harmony_tools import declare_tools
+from kvist_epp.prompt.request_types import Chat
+from kvist_epp.prompt.template_environment import now
+from kvist_epp.prompt.tools import Tool
+
+MODEL_TYPE: Final = "gpt_oss"
+"""``model_type`` in the ``config.json`` of models that vLLM writes this format for."""
+GROWTH_LIMIT: Final = 16
+"""Maximum ratio of prompt to request size, plus a megabyte: schemas of many levels are indented."""
+
+_EFFORTS: Final = (None, "low", "medium", "high")
+_SYSTEM: Final = """<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
+Knowledge cutoff: 2024-06
+Current date: {date}
+
+Reasoning: {effort}
+
+# Valid channels: analysis, commentary, final. Channel must be included for every message."""
+_WITH_TOOLS: Final = "\nCalls to these tools must go to the commentary channel: 'functions'."
+_INSTRUCTIONS: Final = "# Instructions\n\n"
+_DEVELOPER: Final = "<|start|>developer<|message|>"
+_USER: Final = "<|start|>user<|message|>"
+_ANALYSIS: Final = "<|start|>assistant<|channel|>analysis<|message|>"
+_COMMENTARY: Final = "<|start|>assistant<|channel|>commentary<|message|>"
+_FINAL: Final = "<|start|>assistant<|channel|>final<|message|>"
+_END: Final = "<|end|>"
+_TOOLS_KEY: Final = ("harmony",)
+
+
+class HarmonyChats:
+    """Renders the chats of a model that reads the harmony format."""
+
+    def render(self, chat: Chat, size: int = 0) -> str:
+        """Return the prompt; ``size`` is that of the request in bytes.
+
+        Raises:
+            UnrenderableError: the engine refuses the chat, or its tools make too long a text.
+        """
+        try:
+            rendered = "".join(_render(chat))
+        except (KeyError, TypeError, AttributeError):
+            raise UnrenderableError("shape") from None
+        if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
+            raise UnrenderableError("work")
+        return rendered
+
+
+def _render(chat: Chat) -> Iterator[str]:
+    messages, instructions = chat.messages, None
+    if messages and messages[0].get("role") in ("system", "developer"):
+        instructions = _flat(messages[0].get("content"))
+        messages = messages[1:]
+    if chat.effort not in _EFFORTS:
+        raise UnrenderableError("effort")
+    yield _SYSTEM.format(date=now("%Y-%m-%d"), effort=chat.effort or "medium")
+    if chat.tools:
+        yield _WITH_TOOLS
+    yield _END
+    if instructions or chat.tools:
+        sections = [] if instructions is None else [_INSTRUCTIONS + instructions]
+        sections += [_declared(chat.tools)] if chat.tools else []
+        yield _DEVELOPER + "\n\n".join(sections) + _END
+    yield from _conversation(chat, messages)
+    yield "<|start|>assistant"
+
+
+def _conversation(chat: Chat, messages: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the messages; reasoning is dropped up to the last answer."""
+    called = {
+        call.get("id"): call["function"].get("name")
+        for message in messages
+        for call in message.get("tool_calls") or ()
+    }
+    last_answer = max((at for at, message in enumerate(messages) if _answers(message)), default=-1)
+    for at, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role == "assistant":
+            yield from _assistant(chat, message, with_reasoning=at > last_answer)
+        elif role == "tool":
+            name = called.get(message.get("tool_call_id", ""), "")
+            result = _flat(content) or ""
+            yield f"<|start|>functions.{name}<|channel|>commentary to=assistant<|message|>{result}<|end|>"
+        elif role in ("system", "developer"):
+            if (text := _flat(content)) is not None:
+                yield _DEVELOPER + _INSTRUCTIONS + text + _END
+        elif role == "user":
+            yield _USER + _joined(content) + _END
+        else:
+            raise UnrenderableError("shape")
+
+
+def _answers(message: dict[str, Any]) -> bool:
+    """Return whether a message has an answer in the channel ``final``."""
+    return message.get("role") == "assistant" and not message.get("tool_calls") and _begins(message)
+
+
+def _begins(message: dict[str, Any]) -> bool:
+    """Return whether the content of an answer begins with a text: otherwise vLLM leaves it out."""
+    content = message.get("content")
+    return bool(content[0].get("text", "") if content and type(content) is list else content)
+
+
+def _assistant(chat: Chat, message: dict[str, Any], *, with_reasoning: bool) -> Iterator[str]:
+    calls, reasoning = message.get("tool_calls"), reasoning_of(message)
+    if calls and (preamble := _flat(message.get("content"))):
+        yield _COMMENTARY + preamble + _END
+    if reasoning and with_reasoning:
+        yield _ANALYSIS + reasoning + _END
+    if not calls:
+        if _begins(message):
+            yield _FINAL + _joined(message["content"]) + _END
+        return
+    for call in calls:
+        function = call["function"]
+        arguments = function.get("arguments") or ""
+        if chat.parsed_arguments:
+            arguments = _spaced(arguments)
+        to = f"<|start|>assistant to=functions.{function.get('name', '')}"
+        yield f"{to}<|channel|>commentary json<|message|>{arguments}<|call|>"
+
+
+def _declared(tools: list[dict[str, Any]]) -> str:
+    first = tools[0]
+    if type(first) is not Tool:
+        return declare_tools(tools)
+    kept = first.texts.get(_TOOLS_KEY)
+    return first.texts.keep(_TOOLS_KEY, declare_tools(tools)) if kept is None else kept
+
+
+def _joined(content: Any) -> str:
+    """Join the texts of the parts of a content; media count as empty ones."""
+    if content is None or type(content) is str:
+        return content or ""
+    return "".join([part.get("text", "") for part in content])
+
+
+def _flat(content: Any) -> str | None:
+    """Join the texts of a content; None if it has none."""
+    if content is None or type(content) is str:
+        return content
+    texts = [part if type(part) is str else part.get("text") for part in content]
+    texts = [text for text in texts if text is not None]
+    return "".join(texts) if texts else None
+
+
+def _spaced(arguments: str) -> str:
+    """Return arguments as Python prints the object that they were sent as."""
+    return _kept_spaced(arguments) if len(arguments) <= KEPT_ARGUMENTS else json.dumps(json.loads(arguments))
+
+
+@lru_cache(maxsize=1_024)
+def _kept_spaced(arguments: str) -> str:
+    return json.dumps(json.loads(arguments))
