@@ -5,6 +5,8 @@ matched approximately, or by its body. Sources: ``vllm.entrypoints.openai.respon
 ``vllm.entrypoints.anthropic.serving``.
 """
 
+import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -91,56 +93,85 @@ def _templated(sent: ResponsesBody | MessagesBody) -> bool:
 def _responses_chat(sent: ResponsesBody) -> Chat:
     messages: list[dict[str, Any]] = []
     if sent.instructions:
-        messages.append({"role": "system", "content": sent.instructions})
-    if isinstance(sent.input, str):
-        messages.append({"role": "user", "content": sent.input})
-    else:
-        for item in sent.input:
+        messages.append(_told(sent.instructions))
+    items = [{"role": "user", "content": sent.input}] if isinstance(sent.input, str) else sent.input
+    refusal = ""
+    try:
+        for item in items:
             _add_item(messages, item)
+    except UnrenderableError as reason:
+        refusal = str(reason)
+    tools = parse_tools(sent.tools, _flat_functions)
     effort = text_or_none((sent.reasoning or {}).get("effort"))
     open_ended = isinstance(sent.input, list) and _is_open(sent.input[-1:])
     return Chat(
         messages,
-        parse_tools(sent.tools, _flat_functions) or None,
+        tools if tools or tools is _NONE_SHOWN else None,
         variables=variables(sent.chat_template_kwargs, effort),
         add_generation_prompt=not open_ended,
         continue_final_message=open_ended,
         reorder_calls=False,
         effort=effort,
+        items=items if sent.instructions is None else [_told(sent.instructions), *items],
+        refusal=refusal,
     )
 
 
+def _told(instructions: str) -> dict[str, Any]:
+    return {"role": "system", "content": instructions}
+
+
 def _is_open(last: list[dict[str, Any]]) -> bool:
-    """Return whether the last assistant message is to be continued."""
-    return bool(last) and last[0].get("status") in ("in_progress", "incomplete") and "role" in last[0]
+    """Return whether the last message or reasoning is to be continued."""
+    kind = last[0].get("type", "message") if last else ""
+    return kind in ("message", "reasoning") and last[0].get("status") in ("in_progress", "incomplete")
 
 
 def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         _add_message(messages, item)
-    elif kind == "function_call" and not item.get("namespace"):
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        _add_call(messages, {"id": item["call_id"], "function": function, "type": "function"})
-    elif kind == "function_call_output" and isinstance(item["output"], str):
+    elif kind == "reasoning":
+        _add_part(messages, "reasoning", _reasoning(item))
+    elif kind == "function_call":
+        name = f"{item['namespace']}__{item['name']}" if item.get("namespace") else item["name"]
+        _add_call(messages, item["call_id"], name, item["arguments"])
+    elif kind == "custom_tool_call":
+        arguments = json.dumps({_CUSTOM_INPUT: item.get("input") or ""}, ensure_ascii=False)
+        _add_call(messages, item["call_id"], item["name"], arguments)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
     else:
         raise UnrenderableError("shape")
 
 
 def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    content = item["content"]
     if item["role"] != "assistant":
-        messages.append({"role": item["role"], "content": item["content"]})
-        return
-    content = item["content"] if isinstance(item["content"], str) else item["content"][0]["text"]
-    if messages and messages[-1]["role"] == "assistant" and messages[-1].get("content") is None:
-        messages[-1]["content"] = content
+        messages.append({"role": item["role"], "content": content})
     else:
-        messages.append({"role": "assistant", "content": content})
+        _add_part(messages, "content", content if isinstance(content, str) else content[0]["text"])
 
 
-def _add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
+def _reasoning(item: dict[str, Any]) -> str:
+    if item.get("encrypted_content"):
+        raise UnrenderableError("shape")
+    texts = item.get("content") or item["summary"]
+    return texts[0]["text"] if texts else ""
+
+
+def _add_part(messages: list[dict[str, Any]], name: str, text: str) -> None:
+    """Add a text to the assistant's message before it, if it has none there, or as a message of its own."""
+    if messages and messages[-1]["role"] == "assistant" and messages[-1].get(name) is None:
+        messages[-1][name] = text
+    else:
+        messages.append({"role": "assistant", name: text})
+
+
+def _add_call(messages: list[dict[str, Any]], identifier: str, name: str, arguments: str) -> None:
     """Add a call to the assistant's message before it, or as a message of its own."""
+    function = {"name": name, "arguments": arguments}
+    call = {"id": identifier, "function": function, "type": "function"}
     if messages and messages[-1]["role"] == "assistant":
         messages[-1].setdefault("tool_calls", []).append(call)
     else:
@@ -148,12 +179,26 @@ def _add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
 
 
 def _flat_functions(tools: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
-    return template_tools([_flat_function(tool) for tool in tools], size) if tools else []
+    functions = [function for tool in tools for function in _functions_of(tool)]
+    if functions:
+        return template_tools(functions, size)
+    return _NONE_SHOWN if tools else []
+
+
+def _functions_of(tool: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the functions that vLLM shows of a tool; none of those that only OpenAI runs."""
+    kind = tool["type"]
+    if kind == "function":
+        yield _flat_function(tool)
+    elif kind == "custom":
+        yield _flat_function({**tool, "parameters": _CUSTOM_PARAMETERS})
+    elif kind == "namespace":
+        for inner in tool["tools"]:
+            if inner["type"] == "function":
+                yield _flat_function({**inner, "name": f"{tool['name']}__{inner['name']}"})
 
 
 def _flat_function(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise UnrenderableError("tool")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
@@ -276,6 +321,18 @@ def _effort(sent: MessagesBody) -> str | None:
     return text_or_none((sent.output_config or {}).get("effort"))
 
 
+_NONE_SHOWN: Final[list[dict[str, Any]]] = []
+"""What a template gets of tools of which vLLM shows none: an empty list, and null where none were sent."""
+_CUSTOM_INPUT: Final = "input"
+_CUSTOM_PARAMETERS: Final = {
+    "type": "object",
+    "properties": {
+        _CUSTOM_INPUT: {"type": "string", "description": "The freeform text payload for this tool."}
+    },
+    "required": [_CUSTOM_INPUT],
+    "additionalProperties": False,
+}
+"""Parameters with which vLLM shows tools of type ``custom`` as functions (``vllm.tool_parsers.utils``)."""
 _encoder: Final = msgspec.json.Encoder()
 _responses_decoder: Final = msgspec.json.Decoder(ResponsesBody)
 _messages_decoder: Final = msgspec.json.Decoder(MessagesBody)

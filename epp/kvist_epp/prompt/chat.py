@@ -192,8 +192,9 @@ def _without_billing(parts: list[Any]) -> list[Any]:
 
 
 def _flat(parts: list[Any]) -> str:
-    """Join texts by newlines, after the media, whose placeholders the engine puts first."""
-    texts = [text for part in parts if (text := _text(part)) is not None]
+    """Join texts by newlines, after the media, whose placeholders the engine puts first. Empty texts are left
+    out."""
+    texts = [text for part in parts if (text := _text(part))]
     marks = [MEDIA_MARK for part in parts if _kind(part) in _MODALITY]
     return "\n".join((*marks, *texts))
 

@@ -301,7 +301,7 @@ def _digest(value: Any) -> int:
 
 def _setting(chat: Chat, variables: Mapping[str, Any]) -> int:
     """Return a hash of what a prompt depends on besides the messages. Raises one of ``_ODD``."""
-    tools = digest_of(chat.tools, _digest) if chat.tools else 0
+    tools = 0 if chat.tools is None else digest_of(chat.tools, _digest)
     return hash((chat.add_generation_prompt, chat.reorder_calls, tools, _digest(dict(variables))))
 
 

@@ -61,7 +61,7 @@ class HarmonyChats:
 
 
 def _render(chat: Chat) -> Iterator[str]:
-    messages, instructions = chat.messages, None
+    messages, instructions = chat.messages if chat.items is None else chat.items, None
     if messages and messages[0].get("role") in ("system", "developer"):
         instructions = _flat(messages[0].get("content"))
         messages = messages[1:]
@@ -75,7 +75,7 @@ def _render(chat: Chat) -> Iterator[str]:
         sections = [] if instructions is None else [_INSTRUCTIONS + instructions]
         sections += [_declared(chat.tools)] if chat.tools else []
         yield _DEVELOPER + "\n\n".join(sections) + _END
-    yield from _conversation(chat, messages)
+    yield from _conversation(chat, messages) if chat.items is None else _response_items(messages)
     yield "<|start|>assistant"
 
 
@@ -92,14 +92,35 @@ def _conversation(chat: Chat, messages: list[dict[str, Any]]) -> Iterator[str]:
         if role == "assistant":
             yield from _assistant(chat, message, with_reasoning=at > last_answer)
         elif role == "tool":
-            name = called.get(message.get("tool_call_id", ""), "")
-            result = _flat(content) or ""
-            yield f"<|start|>functions.{name}<|channel|>commentary to=assistant<|message|>{result}<|end|>"
+            yield _result(called.get(message.get("tool_call_id", ""), ""), _flat(content) or "")
         elif role in ("system", "developer"):
             if (text := _flat(content)) is not None:
                 yield _DEVELOPER + _INSTRUCTIONS + text + _END
         elif role == "user":
             yield _USER + _joined(content) + _END
+        else:
+            raise UnrenderableError("shape")
+
+
+def _response_items(items: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the items of a request of the Responses API, each of which is a message."""
+    called: dict[str, str] = {}
+    last_answer = max((at for at, item in enumerate(items) if item.get("role") == "assistant"), default=-1)
+    for at, item in enumerate(items):
+        kind, role = item.get("type", "message"), item.get("role")
+        if kind == "message" and role in ("system", "developer"):
+            if text := _flat(item["content"]):
+                yield _DEVELOPER + _INSTRUCTIONS + text + _END
+        elif kind == "message" and role in ("user", "assistant"):
+            yield (_USER if role == "user" else _FINAL) + _joined(item["content"]) + _END
+        elif kind == "reasoning":
+            if (parts := item.get("content")) and at > last_answer:
+                yield _ANALYSIS + "\n".join([part["text"] for part in parts]) + _END
+        elif kind == "function_call":
+            called[item["call_id"]] = item["name"]
+            yield _call(item["name"], item["arguments"])
+        elif kind == "function_call_output":
+            yield _result(called[item["call_id"]], "" + item["output"])
         else:
             raise UnrenderableError("shape")
 
@@ -130,8 +151,15 @@ def _assistant(chat: Chat, message: dict[str, Any], *, with_reasoning: bool) -> 
         arguments = function.get("arguments") or ""
         if chat.parsed_arguments:
             arguments = _spaced(arguments)
-        to = f"<|start|>assistant to=functions.{function.get('name', '')}"
-        yield f"{to}<|channel|>commentary json<|message|>{arguments}<|call|>"
+        yield _call(function.get("name", ""), arguments)
+
+
+def _call(name: str, arguments: str) -> str:
+    return f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|call|>"
+
+
+def _result(name: str, text: str) -> str:
+    return f"<|start|>functions.{name}<|channel|>commentary to=assistant<|message|>{text}<|end|>"
 
 
 def _declared(tools: list[dict[str, Any]]) -> str:

@@ -360,7 +360,9 @@ def _texts(content: Any, style: ContentFormat, role: str) -> list[str]:
         if type(text) is not str or text.startswith(_SPECIAL):
             raise _Odd
         texts.append(text)
-    return texts if parts else ["\n".join(texts)]
+    if parts:
+        return texts
+    return ["\n".join(filter(None, texts) if style == "string" else texts)]
 
 
 def _call_fields(call: dict[str, Any], values: list[Value]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -42,6 +42,10 @@ class Chat(msgspec.Struct, frozen=True):
     """``reasoning_effort`` of the request itself, which is among the variables, too."""
     parsed_arguments: bool = False
     """True if the arguments of calls were sent as objects, which are printed here without blanks."""
+    items: list[dict[str, Any]] | None = None
+    """Items of the Responses API, as sent, behind its instructions; several of them may be one message."""
+    refusal: str = ""
+    """Why the items cannot be messages, and no template can render them; empty if they can."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

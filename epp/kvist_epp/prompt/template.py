@@ -79,8 +79,8 @@ class Template:
         Raises:
             UnrenderableError: the template fails or works too long, or a message has an unknown shape.
         """
-        if len(chat.messages) * size > COPY_LIMIT:
-            raise UnrenderableError("work")
+        if chat.refusal or len(chat.messages) * size > COPY_LIMIT:
+            raise UnrenderableError(chat.refusal or "work")
         given, checkpoints = self._given(chat), self._checkpoints_for(chat)
         plans = None if chat.continue_final_message else self._plans
         rendered = known = None

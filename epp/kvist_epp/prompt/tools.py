@@ -73,7 +73,7 @@ def template_tools(tools: list[dict[str, Any]], size: int = _SIZE) -> list[dict[
 
 def digest_of(tools: list[dict[str, Any]], made: Callable[[Any], int]) -> int:
     """Return the digest of a list of tools, which is made once."""
-    first = tools[0]
+    first = tools[0] if tools else None
     if type(first) is not Tool:
         return made(tools)
     if first.texts.digest is None:

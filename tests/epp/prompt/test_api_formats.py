@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from kvist_epp.prompt.chat import template_messages
+from kvist_epp.prompt.chat import UnrenderableError, template_messages
 from kvist_epp.prompt.request import Chat, Kind, parse
+from kvist_epp.prompt.template import Template
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "hi"}
@@ -21,9 +22,10 @@ def ask(path: str, **fields: Any) -> Any:
 def test_responses_become_a_chat() -> None:
     """Instructions first; the engine adds the tokenizer's own tokens here."""
     request = ask(RESPONSES, input="hi", instructions="Brief.", max_output_tokens=5, stream=True)
+    messages = [{"role": "system", "content": "Brief."}, USER]
     assert (request.kind, request.chat, request.max_tokens, request.stream, request.add_special_tokens) == (
         Kind.RESPONSES,
-        Chat([{"role": "system", "content": "Brief."}, USER], reorder_calls=False),
+        Chat(messages, reorder_calls=False, items=messages),
         5,
         True,
         True,
@@ -99,8 +101,7 @@ def test_arguments_of_tools_reach_the_template_unchanged() -> None:
         (RESPONSES, {"input": "x", "prompt": {"id": "p"}}),
         (RESPONSES, {"input": "x", "truncation": "auto"}),
         (RESPONSES, {"input": "x", "chat_template_kwargs": {"chat_template": "t"}}),
-        (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}),
-        (RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}),
+        (RESPONSES, {"input": "x", "tools": [{"name": "no type"}]}),
         (RESPONSES, {"input": [{"type": "message"}]}),
         (RESPONSES, {"input": [{"role": "assistant", "content": []}]}),
         (RESPONSES, {"input": [{"type": "function_call", "call_id": "c"}]}),
@@ -122,6 +123,65 @@ def test_what_is_not_proven_is_not_claimed(path: str, fields: dict[str, Any]) ->
     """State on the server, truncation and unknown items are not rendered."""
     request = ask(path, **fields)
     assert (request.model, request.chat, request.exact) == ("m", None, False)
+
+
+def test_items_of_one_answer_are_one_message() -> None:
+    """Reasoning, text and calls become a message of the chat, each at most once, and results follow it."""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "look"}]}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "namespace": "n"}
+    custom = {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "é"}
+    output = {"type": "custom_tool_call_output", "call_id": "2", "output": "done"}
+    items = [USER, thought, said, call, custom, output, thought, thought]
+    chat = ask(RESPONSES, input=items, instructions="Brief.").chat
+
+    functions = [
+        {"name": "n__f", "arguments": "{}"},
+        {"name": "patch", "arguments": '{"input": "é"}'},
+    ]
+    calls = [
+        {"id": str(number), "function": function, "type": "function"}
+        for number, function in enumerate(functions, 1)
+    ]
+    assert chat.messages == [
+        {"role": "system", "content": "Brief."},
+        USER,
+        {"role": "assistant", "reasoning": "hm", "content": "look", "tool_calls": calls},
+        {"role": "tool", "content": "done", "tool_call_id": "2"},
+        {"role": "assistant", "reasoning": "hm"},
+        {"role": "assistant", "reasoning": "hm"},
+    ]
+    assert chat.items == [{"role": "system", "content": "Brief."}, *items]
+
+
+@pytest.mark.parametrize(
+    "item", [{"type": "telepathy"}, {"type": "reasoning", "summary": [], "encrypted_content": "x"}]
+)
+def test_items_that_no_template_gets_are_named(item: dict[str, Any]) -> None:
+    """A chat with such an item is kept for formats that may read it; a template refuses it."""
+    chat = ask(RESPONSES, input=[USER, item]).chat
+    assert (chat.refusal, chat.items) == ("shape", [USER, item])
+    with pytest.raises(UnrenderableError, match="shape"):
+        Template("x", {}).render(chat, 100)
+
+
+def test_tools_of_the_responses_api_are_functions() -> None:
+    """Functions of a namespace have its name, custom tools one text, and those of OpenAI are not shown."""
+    inner = {"type": "function", "name": "find", "description": "does", "parameters": SCHEMA}
+    space = {"type": "namespace", "name": "crm", "tools": [inner, {"type": "custom", "name": "x"}]}
+    tools = [{"type": "web_search"}, space, {"type": "custom", "name": "patch", "description": "d"}]
+    found, custom = (tool["function"] for tool in ask(RESPONSES, input="x", tools=tools).chat.tools)
+
+    assert found == {"name": "crm__find", "description": "does", "parameters": SCHEMA}
+    assert (custom["name"], custom["description"]) == ("patch", "d")
+    assert custom["parameters"]["required"] == ["input"]
+
+
+def test_tools_that_are_not_shown_are_no_tools_that_were_not_sent() -> None:
+    """A template gets an empty list of tools that only OpenAI runs, and null where none were sent."""
+    hidden = [{"type": "web_search"}]
+    shown = [ask(RESPONSES, input="x", tools=tools).chat.tools for tools in (hidden, [], None)]
+    assert shown == [[], None, None]
 
 
 def test_thinking_switched_off_is_rendered_but_not_exact() -> None:

@@ -45,6 +45,22 @@ def test_media_stand_where_the_engine_puts_them(style: ContentFormat, content: A
     ]
 
 
+@pytest.mark.parametrize(
+    ("style", "role", "content"),
+    [
+        ("string", "user", "a\nb"),
+        ("string", "tool", "a\nb"),
+        ("openai", "tool", "\na\n\nb"),
+        ("openai", "user", [{"type": "text", "text": text} for text in ("", "a", "", "b")]),
+    ],
+)
+def test_empty_texts_are_left_out_of_one_text(style: ContentFormat, role: str, content: Any) -> None:
+    """A template that takes one text gets none of the empty parts; one that takes parts gets them all."""
+    parts = [{"type": "text", "text": text} for text in ("", "a", "", "b")]
+    [message] = template_messages([{"role": role, "content": parts}], style)
+    assert message["content"] == content
+
+
 def test_tool_calls_have_the_validated_order_and_parsed_arguments() -> None:
     """Fields as the chat API's types order them, unknown ones behind."""
     [message] = template_messages([call('{"b": 1, "a": 2}')], "string")
