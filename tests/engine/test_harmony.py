@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.engine import random_chats, tiny
+from tests.engine.mix import Mix
+from tests.engine.pool import Pool
 from tests.engine.shapes import APIS
+from tests.engine.test_main_path import error, one_by_one, report, short
 from tests.engine.test_render import differences
-from tests.engine.vllm import RenderServers
+from tests.engine.vllm import RenderServers, VllmEngine
 
 from kvist_epp.prompt.model import Model
 
+FLAGS = ("--dtype", "bfloat16", "--max-model-len", "4096")
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 
@@ -48,3 +52,27 @@ async def test_random_requests_to_gpt_oss_equal_what_the_engine_tokenises(
     bodies = {str(number): make(generator) for number in range(300)}
     wrong, taken = await differences(model, url, path, bodies)
     assert (json.dumps(wrong, default=repr, indent=1), taken > 100) == ("{}", True)
+
+
+class PoolOfGptOss(Pool):
+    """``Pool`` with such a model."""
+
+    def _build_model(self) -> Path:
+        return tiny.harmony(self._folder / "model")
+
+    def _engine(self, number: int, ports: tuple[int, ...] = ()) -> VllmEngine:
+        return VllmEngine(self.model, *FLAGS, ports=ports)
+
+
+async def test_hits_of_gpt_oss_are_predicted(tmp_path: Path) -> None:
+    """100 mixed requests one at a time through Envoy and the picker to real engines: predicted within 3 %,
+    none short by more than a block, and the index stays trusted."""
+    async with PoolOfGptOss(tmp_path) as pool:
+        outcomes = await one_by_one(pool, Mix(1, "m"), 100)
+        report("gpt-oss", outcomes)
+        approximate = (await pool.page("/debug/fleet"))["approximate"]
+
+    assert sum(one.cached for one in outcomes) > 5_000
+    assert short(outcomes) == []
+    assert error(outcomes) <= 0.03
+    assert approximate == {}

@@ -16,12 +16,28 @@ def build(shape: str, folder: Path, *, context: int = 32768) -> Path:
 
 
 def harmony(folder: Path) -> Path:
-    """A tiny gpt-oss with the real vocabulary, for a render server."""
+    """A tiny gpt-oss with the real vocabulary, for ``--load-format dummy`` and ``--dtype bfloat16``."""
     described = json.loads((folders.write_harmony(folder) / "config.json").read_text())
     add_weights_config(folder)
     path = folder / "config.json"
-    config = json.loads(path.read_text()) | described | {"num_local_experts": 4, "num_experts_per_tok": 2}
-    path.write_text(json.dumps(config))
+    rotary = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    }
+    rotary |= {"rope_theta": 150000.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    oss = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 128,
+        "rope_parameters": rotary,
+        "tie_word_embeddings": False,
+        "swiglu_limit": 7.0,
+        "attention_bias": True,
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | described | oss))
     return folder
 
 

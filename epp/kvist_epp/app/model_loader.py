@@ -194,7 +194,9 @@ def _log_limits(model: Model) -> Model:
     """Say what the picker cannot do for a model."""
     if model.why_no_chats:
         logger.warning(
-            "chats of %s are matched by their bodies, in approximate mode: %s", model.name, model.why_no_chats
+            "chats of %s are matched by their plain text, in approximate mode: %s",
+            model.name,
+            model.why_no_chats,
         )
     if not model.faithful:
         logger.warning(

@@ -97,7 +97,7 @@ class EndpointRegistry(RequestListener):
     def activate(self, model: Model, ingestor: Ingestor | None, subscriber: Subscriber | None) -> None:
         """Render prompts by this model, and follow events if there is a subscriber.
 
-        The routing history starts from empty: it was recorded as bodies, which are no prefixes of prompts.
+        The routing history starts from empty: its plain texts are no prefixes of prompts.
         """
         self.ingestor, self.subscriber = ingestor, subscriber
         self.director.activate(model, ingestor)

@@ -29,6 +29,7 @@ from kvist_epp.names import (
 )
 from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
+from kvist_epp.prompt.plain_text import plain_texts
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.scheduling.pick import Demand, canonical, members
 from kvist_epp.scheduling.split_record import SplitRecord
@@ -62,8 +63,8 @@ class PromptMatch(msgspec.Struct):
     found: Found
     mode: str
     """Basis of the choice: ``precise``, ``approximate`` or ``load``."""
-    by_body: bool = False
-    """The only prompt is the body, since none could be rendered: the routing history knows it, no index."""
+    plain: bool = False
+    """The prompts are plain texts, since none could be rendered: the routing history knows them, no index."""
 
     def demand(self, uses: RecentUses, now: float) -> Demand:
         """Return the request as the policy sees it."""
@@ -100,35 +101,30 @@ def understand(
 ) -> PromptMatch:
     """Parse and render a request; ``PromptMatch.look`` then finds its prompts. Raises BadRequest.
 
-    A prompt that cannot be rendered is matched by its body, as all are without a model: a chat and its next
-    turn begin alike in either form. ``on_render_failure`` gets the reason. ``by_prefix``: endpoints cache
-    prefixes; without, no prompt is rendered, and the estimate of its tokens is all that is known.
+    Where no prompt can be rendered, for which ``on_render_failure`` gets the reason, and without a model the
+    plain text of the request is matched: a chat and its next turn begin alike in either form. ``by_prefix``:
+    endpoints cache prefixes; without, no prompt is rendered, and the estimate of its tokens is all that is
+    known.
     """
     request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
     stages.mark("parse")
     prompts: Sequence[bytes] = ()
-    by_body = False
+    plain = False
     if by_prefix and request.kind not in _UNRENDERED:
         prompts = () if model is None else model.prompts(request, on_render_failure)
         if not prompts:
-            prompts, by_body = (_bare(ask.body),), True
+            prompts, plain = plain_texts(request, ask.body), True
     stages.mark("render")
     adapter = request.model if request.model in adapters else None
     root = (adapter, request.salt)
     if prompts:
-        precise = model is not None and model.faithful and request.exact and not by_body
+        precise = model is not None and model.faithful and request.exact and not plain
         found, mode = _NOT_FOUND, "precise" if precise else "approximate"
     else:
         size = request.work or len(ask.body)
         found, mode = Found(size, lookup.tokens(size), {}), "load"
     kind = _KIND_NAMES[id(request.kind)]
-    return PromptMatch(kind, request.model, request.session, prompts, root, found, mode, by_body)
-
-
-def _bare(body: bytes) -> bytes:
-    """Without a template: the body from its messages or prompt on, so that what clients vary comes later."""
-    starts = [at for name in (b'"messages"', b'"prompt"', b'"input"') if (at := body.find(name)) >= 0]
-    return body[min(starts) :] if starts else body
+    return PromptMatch(kind, request.model, request.session, prompts, root, found, mode, plain)
 
 
 def new_replica_id() -> str:

@@ -199,7 +199,7 @@ class RequestProgress:
         """End the cache credit of a request: its prefix is in the index now, or never will be.
 
         It is kept where the routing history is all that is known: on an endpoint without trusted events, and
-        of a body that was not rendered.
+        of a plain text.
         """
         member = self._lookup.members.get(request.attempts[-1].load.key)
         if without_prefill or member is None or (member.precise and not request.unindexed):

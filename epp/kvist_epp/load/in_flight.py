@@ -132,7 +132,7 @@ class InFlightRequest(msgspec.Struct, eq=False):
     skipped_media: frozenset[str] = frozenset()
     """Media from which its body keeps the engine from loading: what they hold of it is no promise."""
     unindexed: bool = False
-    """Its prompt is not known, or only as its body: ``indexed_tokens`` says nothing of it."""
+    """Its prompt is not known, or only as a plain text: ``indexed_tokens`` says nothing of it."""
     index_compared: bool = False
     """``indexed_tokens`` is of the moment when the engine took the request up."""
     predicted_tokens: int = 0

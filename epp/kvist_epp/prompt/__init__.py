@@ -1,7 +1,7 @@
 """From a request body to the bytes of its prompt, as the engine will tokenize it.
 
 ``request.parse`` reads the body, ``model.Model.prompts`` renders it with template and vocabulary.
-A request that cannot be rendered as the engine does is matched by its body, in approximate mode.
+A request that cannot be rendered as the engine does is matched by its plain text, in approximate mode.
 
 - ``request``: parses a request by its path; the OpenAI chat and completion APIs, and vLLM's generate API.
 - ``implied_path``: the path of a request whose gateway sends none, as its body implies it.
@@ -15,6 +15,7 @@ A request that cannot be rendered as the engine does is matched by its body, in 
 - ``template_loops``: loops over messages in the tree of a template, and the content format that they imply.
 - ``harmony``: chats of gpt-oss, which engines write by code and not by a template.
 - ``harmony_tools``: declarations of tools as gpt-oss reads them.
+- ``plain_text``: the text of a request whose prompt is not known.
 - ``tool_texts``: declarations of tools, which are written once for a list of tools.
 - ``checkpoints``: prompts of long chats, and the places in them from which the next turn is rendered.
 - ``resumed_render``: a render that begins with a later message.

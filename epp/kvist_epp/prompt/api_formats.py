@@ -1,7 +1,7 @@
 """Parse the OpenAI Responses and Anthropic Messages APIs as chats, as vLLM 0.32 does.
 
 Only shapes that are proven equal against vLLM's render endpoints are marked exact; anything else is
-matched approximately, or by its body. Sources: ``vllm.entrypoints.openai.responses.utils``,
+matched approximately. Sources: ``vllm.entrypoints.openai.responses.utils``,
 ``vllm.entrypoints.anthropic.serving``.
 """
 

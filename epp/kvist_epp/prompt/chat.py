@@ -195,15 +195,15 @@ def _flat(parts: list[Any]) -> str:
     """Join texts by newlines, after the media, whose placeholders the engine puts first. Empty texts are left
     out."""
     texts = [text for part in parts if (text := _text(part))]
-    marks = [MEDIA_MARK for part in parts if _kind(part) in _MODALITY]
+    marks = [MEDIA_MARK for part in parts if _kind(part) in MODALITY]
     return "\n".join((*marks, *texts))
 
 
 def _wrapped(part: Any) -> dict[str, Any] | None:
     """Return a part as a template sees it, or None for a text part without a text."""
     kind = _kind(part)
-    if kind in _MODALITY:
-        return {"type": _MODALITY[kind], **_extra(part)}
+    if kind in MODALITY:
+        return {"type": MODALITY[kind], **_extra(part)}
     if kind == "tool_reference":
         return {"type": kind, "name": part.get("name")}
     text = _text(part)
@@ -214,7 +214,7 @@ def _wrapped(part: Any) -> dict[str, Any] | None:
 
 def _text(part: Any) -> str | None:
     kind = _kind(part)
-    if kind in _MODALITY:
+    if kind in MODALITY:
         return None
     text = part if type(part) is str else part.get(TEXT_FIELD[kind])
     if type(text) is str or (text is None and kind in ("text", "refusal")):
@@ -228,8 +228,8 @@ def _kind(part: Any) -> str:
         return "text"
     kind = part.get("type") if type(part) is dict else None
     if kind is None and type(part) is dict:
-        kind = next((name for name in _MODALITY if name in part), None)
-    if type(kind) is not str or (kind not in TEXT_FIELD and kind not in _MODALITY):
+        kind = next((name for name in MODALITY if name in part), None)
+    if type(kind) is not str or (kind not in TEXT_FIELD and kind not in MODALITY):
         raise UnrenderableError("content")
     return kind
 
@@ -259,7 +259,7 @@ TEXT_FIELD: Final = {
     "tool_reference": "name",
 }
 """Field with the text of a part, by the type of the part."""
-_MODALITY: Final = {
+MODALITY: Final = {
     "image_url": "image",
     "input_image": "image",
     "image_pil": "image",
@@ -271,4 +271,5 @@ _MODALITY: Final = {
     "video_embeds": "video",
     "prompt_embeds": "prompt_embeds",
 }
-_PART_FIELDS: Final = frozenset((*TEXT_FIELD, *_MODALITY, "type", "name", "data", "uuid", "closed", "file"))
+"""Kind of a medium, by the type of its part, or by the field that has it."""
+_PART_FIELDS: Final = frozenset((*TEXT_FIELD, *MODALITY, "type", "name", "data", "uuid", "closed", "file"))

@@ -167,7 +167,7 @@ class PickerMetrics:
     protocol_errors: Counts = field(default_factory=_counts)
     """Messages of gateways that could not be read, and picks that failed, by kind."""
     template_failures: Counts = field(default_factory=_counts)
-    """Prompts that could not be rendered, so that they were matched by their bodies."""
+    """Prompts that could not be rendered, so that plain texts were matched."""
 
     def observe(self, stages: Stages, request_id: str = "", trace_id: str = "") -> None:
         """Count one pick and its stages."""
@@ -247,7 +247,7 @@ class PickerMetrics:
         yield counter("bad_endpoints_files", text, self.bad_endpoints_files)
         text = "Number of gateway messages that could not be decoded and picks that failed, by kind."
         yield counter("protocol_errors", text, self.protocol_errors, "kind")
-        text = "Number of prompts that the chat template could not render (matched by body), by reason."
+        text = "Number of prompts that could not be rendered (their plain text is matched), by reason."
         yield counter("template_failures", text, self.template_failures, "reason")
         text = "Number of requests that ended, by the source that reported the end."
         yield counter("requests_ended", text, self.ended, "source")

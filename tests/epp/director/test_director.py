@@ -178,7 +178,7 @@ def unrenderable(*turns: str) -> dict[str, Any]:
     return body
 
 
-def test_a_prompt_that_cannot_be_rendered_is_matched_by_its_body() -> None:
+def test_a_prompt_that_cannot_be_rendered_is_matched_by_its_plain_text() -> None:
     """A chat that cannot be rendered goes where the turn before it went, also after the events of others."""
     parts = make(4)
     first = picked(parts.decide(ask(unrenderable(), headers={SESSION_HEADER: "s"})))
@@ -195,7 +195,7 @@ def test_a_prompt_that_cannot_be_rendered_is_matched_by_its_body() -> None:
     assert parts.director.metrics.template_failures == {"content": 2}
 
 
-def test_a_body_that_the_engine_refused_is_not_remembered() -> None:
+def test_a_text_that_the_engine_refused_is_not_remembered() -> None:
     """A chat that its engine answers with 400 has left nothing in the cache."""
     parts = make(4)
     parts.decide(ask(unrenderable(), headers={SESSION_HEADER: "s"}))
@@ -206,7 +206,7 @@ def test_a_body_that_the_engine_refused_is_not_remembered() -> None:
     assert parts.log.lines[1].matched_tokens == 0
 
 
-def test_a_body_says_nothing_of_the_index() -> None:
+def test_a_plain_text_says_nothing_of_the_index() -> None:
     """The hits of a prompt that was not rendered are counted, but not compared."""
     parts = make(1)
     truths = Truths(parts.director)
