@@ -48,7 +48,7 @@ CODED_CHATS: Final = frozenset(
 
 
 _CODED: Final = "its engines write chats in code of their own"
-_NO_TEMPLATE: Final = "its files hold no chat template"
+NO_TEMPLATE: Final = "its files hold no chat template"
 
 
 def _ignore(why: str) -> None:
@@ -118,7 +118,7 @@ class Model:
             *(source, vocabulary),
             template=None if default is None else _compiled(source, default, specials, chats),
             tool_template=None if tools is None else _compiled(source, tools, specials, chats),
-            why_no_chats=_CODED if coded else _NO_TEMPLATE if default is None else "",
+            why_no_chats=_CODED if coded else NO_TEMPLATE if default is None else "",
         )
 
     @property

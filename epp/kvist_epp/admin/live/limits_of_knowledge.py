@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_epp.admin.live.endpoint_condition import EndpointCondition
+from kvist_epp.prompt.model import NO_TEMPLATE
 
 WINDOW_SECONDS: Final = 300.0
 """History that the page shows once the picker has run for so long."""
@@ -43,6 +44,8 @@ class Unknown:
     by_prefix: bool
     untracked: int
     """Requests on engines that no replica of the picker routed."""
+    why_no_chats: str = ""
+    """Why chats are not rendered; empty if they are, or there is no model."""
 
 
 def unknowns(facts: Unknown) -> list[dict[str, Any]]:
@@ -64,6 +67,13 @@ def _of_endpoints(facts: Unknown) -> Iterator[tuple[str, str, str]]:
     for reason, count in reasons.most_common(5):
         what = f"the true cache contents of {_endpoints(count)} (approximate mode: routing history instead)"
         yield what, reason, _REMEDIES.get(reason, _REMEDY_OF_ERRORS)
+    if facts.why_no_chats:
+        remedy = "--chat-template=FILE, as the engines have it"
+        yield (
+            "the prompts of chats (their plain text is matched, in approximate mode)",
+            facts.why_no_chats,
+            remedy if facts.why_no_chats == NO_TEMPLATE else "none: the picker cannot write them yet",
+        )
     problems = Counter(one.metrics_problem for one in facts.conditions if one.metrics_problem)
     for reason, count in problems.most_common(5):
         yield (

@@ -270,6 +270,7 @@ class LiveState:
             price=self._settings.gpu_hour_price,
             by_prefix=self._settings.prefix_matching,
             untracked=sum(state.load.untracked_requests for state in registry.states.values()),
+            why_no_chats="" if (model := registry.director.model) is None else model.why_no_chats,
         )
         return unknowns(facts)
 

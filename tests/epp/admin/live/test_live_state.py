@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from tests.epp.parts import Parts, ask, chat, make
+from tests.epp.parts import MODEL, Parts, ask, chat, make
 
 from kvist_epp.admin.live.endpoint_condition import DEGRADED, DOWN, FULL, OK
 from kvist_epp.admin.live.live_state import LiveSources, LiveState
@@ -17,6 +18,7 @@ from kvist_epp.endpoints.engine_state import ScrapeState
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.flowcontrol.flow_controller import FlowLimits
+from kvist_epp.prompt.model import NO_TEMPLATE
 from kvist_epp.settings.settings import Settings
 
 SECRET = "the code of the safe"
@@ -241,6 +243,21 @@ async def test_responses_that_other_gateways_show_are_known() -> None:
     assert "time to first token as clients see it" not in {
         one["what"] for one in picker.document()["unknown"]
     }
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        (NO_TEMPLATE, "--chat-template=FILE, as the engines have it"),
+        ("its engines write chats in code of their own", "none: the picker cannot write them yet"),
+    ],
+)
+async def test_chats_that_are_not_rendered_are_said(why: str, remedy: str) -> None:
+    """The page names that chats have no prompts, why, and the remedy if there is one."""
+    picker = Picker()
+    picker.parts.director.model = replace(MODEL, template=None, why_no_chats=why)
+    [found] = [one for one in picker.document()["unknown"] if "prompts of chats" in one["what"]]
+    assert (found["why"], found["remedy"]) == (why, remedy)
 
 
 async def test_foreign_requests_and_missing_reports_are_said() -> None:
