@@ -83,7 +83,10 @@ def messages(generator: random.Random) -> dict[str, Any]:
 
 
 def _turn(generator: random.Random) -> dict[str, Any]:
-    role = generator.choice(("user", "assistant"))
+    role = generator.choice(("user", "assistant", "user", "assistant", "system"))
+    if role == "system":
+        word = generator.choice((*WORDS, "x-anthropic-billing-header: 1"))
+        return {"role": role, "content": generator.choice((word, [text(word), text("Note.")], []))}
     if generator.random() < 0.3:
         return {"role": role, "content": generator.choice(WORDS)}
     make = _block_of_user if role == "user" else _block_of_assistant

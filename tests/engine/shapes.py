@@ -386,6 +386,11 @@ MESSAGES: dict[str, Body] = {
         ],
     },
     "turns": {"messages": [USER, ASSISTANT, AGAIN]},
+    "system between": {"messages": [USER, SYSTEM, ASSISTANT, AGAIN], "system": "Brief."},
+    "system between, alone": {"messages": [USER, ASSISTANT, {**SYSTEM, "content": [text("Note.")]}, AGAIN]},
+    "system between, billing": {
+        "messages": [USER, {**SYSTEM, "content": "x-anthropic-billing-header: 1"}, ASSISTANT, AGAIN]
+    },
     "blocks": {"messages": [{"role": "user", "content": [text("a"), text(""), text("b")]}]},
     "one block": {"messages": [{"role": "user", "content": [text("a")]}]},
     "thinking": {

@@ -205,11 +205,8 @@ def _flat_function(tool: dict[str, Any]) -> dict[str, Any]:
 def parse_messages(body: bytes) -> Request:
     """Parse an Anthropic Messages request; raises as ``request.parse`` does."""
     sent = _messages_decoder.decode(body)
-    inline = any(message.get("role") == "system" for message in sent.messages)
-    if inline or sent.kv_transfer_params or _templated(sent):
-        return by_load(
-            Kind.MESSAGES, sent.model, body, "inline-system" if inline else "shape", salt=sent.cache_salt
-        )
+    if sent.kv_transfer_params or _templated(sent):
+        return by_load(Kind.MESSAGES, sent.model, body, "shape", salt=sent.cache_salt)
     try:
         chat = _messages_chat(sent)
     except (UnrenderableError, LookupError, TypeError, AttributeError):
@@ -231,22 +228,32 @@ def _messages_chat(sent: MessagesBody) -> Chat:
     system = _system(sent.system)
     if system:
         chat.append({"role": "system", "content": system})
+    told = len(chat)
     for message in sent.messages:
-        _add_turn(chat, message["role"], message["content"])
+        if message["role"] != "system":
+            _add_turn(chat, message["role"], message["content"])
+        elif text := _inline_system(message["content"]):
+            chat.append({"role": "system", "content": text})
     return Chat(
         chat,
         parse_tools(sent.tools, _schema_functions) or None,
         variables=variables(sent.chat_template_kwargs, _effort(sent)),
         effort=_effort(sent),
         parsed_arguments=True,
+        inline_system=any(message["role"] == "system" for message in chat[told:]),
     )
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> str:
+    """Return the text of instructions, without what a client changes with each request."""
     if not isinstance(system, list):
         return system or ""
     texts = [block["text"] for block in system if block["type"] == "text" and block["text"]]
     return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+
+
+def _inline_system(content: str | list[dict[str, Any]]) -> str:
+    return "" if isinstance(content, str) and content.startswith(BILLING_HEADER) else _system(content)
 
 
 def _add_turn(messages: list[dict[str, Any]], role: str, content: str | list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvist_epp.prompt.request_types import BILLING_HEADER
+from kvist_epp.prompt.request_types import BILLING_HEADER, Chat
 
 ContentFormat = Literal["string", "openai"]
 """The content that a template expects: one text, or a list of parts."""
@@ -53,6 +53,14 @@ def merge_developer_messages(messages: list[dict[str, Any]]) -> list[dict[str, A
     texts = [_joined(message["content"]) for message in systems]
     merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
     return [merged, *(message for message in renamed if message["role"] != "system")]
+
+
+def with_system_first(chat: Chat) -> Chat:
+    """Return the chat with the texts of its system messages joined in one at the beginning."""
+    texts = [message["content"] for message in chat.messages if message["role"] == "system"]
+    others = [message for message in chat.messages if message["role"] != "system"]
+    messages = [{"role": "system", "content": "".join(texts)}, *others]
+    return msgspec.structs.replace(chat, messages=messages)
 
 
 def _message(message: dict[str, Any], style: ContentFormat, reorder_calls: bool) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import jinja2
 from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
-from kvist_epp.prompt.chat import ContentFormat, UnrenderableError
+from kvist_epp.prompt.chat import ContentFormat, UnrenderableError, with_system_first
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
 from kvist_epp.prompt.request_types import Request
-from kvist_epp.prompt.template import Template
+from kvist_epp.prompt.template import Template, requires_system_first
 from kvist_epp.prompt.vocab import Vocabulary
 
 HUB: Final = "hf://"
@@ -93,6 +93,8 @@ class Model:
     """None: chats are not rendered."""
     tool_template: Template | None = field(repr=False)
     """The template for requests with tools, if the model has a separate one."""
+    merges_system: bool = False
+    """The engines of the Messages API move system messages between others into the first one."""
     why_no_chats: str = ""
     """Why chats are not rendered; empty if they are."""
 
@@ -108,16 +110,18 @@ class Model:
         specials = _specials(home, settings)
         described = _json(home / "config.json") if (home / "config.json").exists() else {}
         vocabulary = Vocabulary(_tokenizer(home, settings, specials))
-        if described.get("model_type") == MODEL_TYPE:
-            return cls(source, vocabulary, HarmonyChats(), None)
         coded = _chats_are_coded(home, described)
         templates = {} if coded else chats.templates() or _templates(home, settings)
         default = templates.get("default")
         tools = templates.get("tool_use")
+        merges = any(requires_system_first(one) for one in (default, tools or default))
+        if described.get("model_type") == MODEL_TYPE:
+            return cls(source, vocabulary, HarmonyChats(), None, merges_system=merges)
         return cls(
             *(source, vocabulary),
             template=None if default is None else _compiled(source, default, specials, chats),
             tool_template=None if tools is None else _compiled(source, tools, specials, chats),
+            merges_system=merges,
             why_no_chats=_CODED if coded else NO_TEMPLATE if default is None else "",
         )
 
@@ -171,6 +175,8 @@ class Model:
         template = tools or self.template
         if template is None:
             raise UnrenderableError("no-template")
+        if chat.inline_system and self.merges_system:
+            chat = with_system_first(chat)
         text = template.render(chat, request.size)
         return self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
 

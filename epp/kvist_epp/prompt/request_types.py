@@ -44,6 +44,8 @@ class Chat(msgspec.Struct, frozen=True):
     """True if the arguments of calls were sent as objects, which are printed here without blanks."""
     items: list[dict[str, Any]] | None = None
     """Items of the Responses API, as sent, behind its instructions; several of them may be one message."""
+    inline_system: bool = False
+    """True if there are system messages between the others, which a template may not take (Claude Code)."""
     refusal: str = ""
     """Why the items cannot be messages, and no template can render them; empty if they can."""
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jinja2 import meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvist_epp.prompt import chat as chats
 from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, UnrenderableError
@@ -186,6 +187,25 @@ class Template:
             raise UnrenderableError("continue")
         trimmed = not rendered.startswith(_CONTINUE, at)
         return rendered[:at].rstrip() if trimmed else rendered[:at]
+
+
+def requires_system_first(source: str | None) -> bool:
+    """Return whether engines take the template for one that refuses system messages between others.
+
+    vLLM renders four messages in an environment without the functions of transformers, and any error counts
+    (``AnthropicServingMessages._detect_merge_inline_system``): also that there is no ``strftime_now``.
+    """
+    if not source:
+        return True
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+    try:
+        environment.from_string(source).render(messages=messages, add_generation_prompt=False)
+    except Exception:  # noqa: BLE001 a template may raise anything
+        return True
+    return False
 
 
 def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvist_epp.prompt.chat import UnrenderableError, template_messages
+from kvist_epp.prompt.chat import UnrenderableError, template_messages, with_system_first
 from kvist_epp.prompt.request import Chat, Kind, parse
 from kvist_epp.prompt.template import Template
 
@@ -94,6 +94,19 @@ def test_arguments_of_tools_reach_the_template_unchanged() -> None:
     assert call["function"]["arguments"] == given
 
 
+def test_system_messages_may_stand_between_others() -> None:
+    """Claude Code sends some: they stay where they are, those of billing alone are left out, and a template
+    that refuses them gets one at the beginning."""
+    billing = {"role": "system", "content": "x-anthropic-billing-header: 1"}
+    note = {"role": "system", "content": [{"type": "text", "text": "Note."}]}
+    chat = ask(MESSAGES, messages=[USER, billing, note, USER], system="Brief.").chat
+    noted = {"role": "system", "content": "Note."}
+    told = {"role": "system", "content": "Brief."}
+    assert (chat.messages, chat.inline_system) == ([told, USER, noted, USER], True)
+    assert with_system_first(chat).messages == [{**told, "content": "Brief.Note."}, USER, USER]
+    assert not ask(MESSAGES, messages=[USER, billing], system="Brief.").chat.inline_system
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
@@ -105,7 +118,6 @@ def test_arguments_of_tools_reach_the_template_unchanged() -> None:
         (RESPONSES, {"input": [{"type": "message"}]}),
         (RESPONSES, {"input": [{"role": "assistant", "content": []}]}),
         (RESPONSES, {"input": [{"type": "function_call", "call_id": "c"}]}),
-        (MESSAGES, {"messages": [USER, {"role": "system", "content": "s"}]}),
         (MESSAGES, {"messages": [{"role": "user"}]}),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "document"}]}]}),
         (

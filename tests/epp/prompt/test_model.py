@@ -136,6 +136,30 @@ def test_a_template_the_engine_does_not_use_is_not_used(tmp_path: Path, files: d
     assert model.why_no_chats == "its engines write chats in code of their own"
 
 
+ROLES = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+FIRST = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+GUARDED = "{% for m in messages %}" + FIRST + "{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (ROLES, b"system:s;user:hi;system:note;"),
+        (GUARDED, b"system:snote;user:hi;"),
+        (ROLES + "{% if strftime_now('x') == 'y' %}{% endif %}", b"system:snote;user:hi;"),
+        ("{% generation %}{% endgeneration %}" + ROLES, b"system:snote;user:hi;"),
+    ],
+)
+def test_system_messages_are_merged_where_the_engine_merges_them(
+    tmp_path: Path, template: str, expected: bytes
+) -> None:
+    """A chat of the Messages API has one, if its template is taken to refuse more; others stay as sent."""
+    model = Model.load(str(folder(tmp_path, {"chat_template": template})))
+    messages = [{"role": "user", "content": "hi"}, {"role": "system", "content": "note"}]
+    assert prompts(model, "/v1/messages", system="s", messages=messages) == ([expected], [])
+    assert prompts(model, messages=messages)[0] in ([b"user:hi;system:note;"], [])
+
+
 def test_special_tokens_come_from_the_configuration_or_the_older_file(tmp_path: Path) -> None:
     """Special tokens are read as texts or as objects; tokens that the tokenizer lacks are added at its
     end."""
