@@ -48,7 +48,7 @@ class HitSums:
     routed: int
     """Tokens of all requests routed there."""
     unknown: int = 0
-    """Of ``routed``: tokens of requests of which the index knows nothing."""
+    """Requests among them of which the index knows nothing."""
     unsettled: int = 0
     """Of ``predicted``: tokens of requests that the engine may not have looked up yet."""
 
@@ -58,8 +58,8 @@ class HitSums:
         return self.predicted - self.unsettled - first.predicted
 
     def most_hits_since(self, first: "HitSums") -> int:
-        """Return the same, if it was the other way round, and all of the unknown tokens were hits."""
-        return self.predicted - first.predicted + first.unsettled + self.unknown - first.unknown
+        """Return the same, if it was the other way round."""
+        return self.predicted - first.predicted + first.unsettled
 
 
 class AccuracyMonitor:
@@ -73,8 +73,8 @@ class AccuracyMonitor:
         self.sent = 0
         """Requests routed there."""
         self.sums = (0, 0, 0)
-        """Tokens predicted to be on the GPU, all tokens, and those of which the index knows nothing, of the
-        requests routed there."""
+        """Of the requests routed there: tokens predicted to be on the GPU, all tokens, and how many requests
+        the index knows nothing of."""
         self._limits = limits
         self._samples: deque[_Sample] = deque()
         self._off = 0
@@ -96,7 +96,7 @@ class AccuracyMonitor:
         alone, also in approximate mode; or one that the index cannot know."""
         self.sent += 1
         sums = self.sums
-        self.sums = (sums[0] + predicted, sums[1] + tokens, sums[2] + (0 if known else tokens))
+        self.sums = (sums[0] + predicted, sums[1] + tokens, sums[2] + (not known))
 
     def on_cache_truth(self, predicted: int, true: int, now: float) -> None:
         """Compare a request's predicted and true tokens on the GPU; errors of opposite sign do not cancel.
@@ -116,7 +116,8 @@ class AccuracyMonitor:
         better match counts. Hits that are equal prove the index right however wrong the lengths of prompts
         are, which are estimated from their bytes; ratios that are equal do so where an engine has other
         clients, too. ``unsettled``: tokens predicted for requests that wait, so that the counters may have
-        them or not; any number of hits between is equal, and so are any hits of requests that are unknown.
+        them or not; any number of hits between is equal. Hits beyond say nothing of the index if the window
+        has requests that it does not know.
 
         For engines whose events have no sessions, such as those of blocks that were transferred. Ignored
         while requests are compared one by one, which is sharper. Counters that fell begin anew: the engine
@@ -157,6 +158,8 @@ class AccuracyMonitor:
         if min(queries, routed) < self._limits.counter_tokens:
             return
         true, least, most = last.hits - first.hits, last.least_hits_since(first), last.most_hits_since(first)
+        if last.unknown > first.unknown:
+            most = max(most, true)
         predicted = min(max(true, least), most)
         floor = self._limits.floor_tokens
         self._judge(

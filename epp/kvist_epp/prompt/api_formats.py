@@ -23,7 +23,7 @@ from kvist_epp.prompt.request_types import (
     text_or_none,
     variables,
 )
-from kvist_epp.prompt.tools import parse_tools, template_tools
+from kvist_epp.prompt.tools import Seen, parse_tools, template_tools
 
 
 class ResponsesBody(msgspec.Struct):
@@ -40,6 +40,7 @@ class ResponsesBody(msgspec.Struct):
     reasoning: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     previous_response_id: Any = None
+    previous_input_messages: Any = None
     prompt: Any = None
     truncation: Any = "disabled"
     kv_transfer_params: dict[str, Any] | None = None
@@ -64,8 +65,13 @@ class MessagesBody(msgspec.Struct):
 def parse_responses(body: bytes) -> Request:
     """Parse a Responses request; raises as ``request.parse`` does."""
     sent = _responses_decoder.decode(body)
-    stateful = sent.previous_response_id is not None or sent.prompt is not None
-    if stateful or sent.truncation != "disabled" or sent.kv_transfer_params or _templated(sent):
+    given = (sent.previous_response_id, sent.previous_input_messages, sent.prompt)
+    if (
+        any(one is not None for one in given)
+        or sent.truncation != "disabled"
+        or sent.kv_transfer_params
+        or _templated(sent)
+    ):
         return by_load(Kind.RESPONSES, sent.model, body, "stateful", salt=sent.cache_salt)
     try:
         chat = _responses_chat(sent)
@@ -99,8 +105,8 @@ def _responses_chat(sent: ResponsesBody) -> Chat:
     try:
         for item in items:
             _add_item(messages, item)
-    except UnrenderableError as reason:
-        refusal = str(reason)
+    except (UnrenderableError, LookupError, TypeError, AttributeError):
+        refusal = "shape"
     tools = parse_tools(sent.tools, _flat_functions)
     effort = text_or_none((sent.reasoning or {}).get("effort"))
     open_ended = isinstance(sent.input, list) and _is_open(sent.input[-1:])
@@ -179,6 +185,9 @@ def _add_call(messages: list[dict[str, Any]], identifier: str, name: str, argume
 
 
 def _flat_functions(tools: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    spaces = [tool for tool in tools if tool["type"] == "namespace"]
+    if sum(len(space["name"]) * len(space["tools"]) for space in spaces) > _GROWTH * size:
+        raise UnrenderableError("work")
     functions = [function for tool in tools for function in _functions_of(tool)]
     if functions:
         return template_tools(functions, size)
@@ -210,7 +219,8 @@ def parse_messages(body: bytes) -> Request:
     try:
         chat = _messages_chat(sent)
     except (UnrenderableError, LookupError, TypeError, AttributeError):
-        return by_load(Kind.MESSAGES, sent.model, body, "shape", salt=sent.cache_salt)
+        told = [] if sent.system is None else [{"role": "system", "content": sent.system}]
+        chat = Chat([*told, *sent.messages], _tools_or_none(sent.tools, _schema_functions), refusal="shape")
     return Request(
         kind=Kind.MESSAGES,
         model=checked(sent.model),
@@ -218,7 +228,8 @@ def parse_messages(body: bytes) -> Request:
         max_tokens=count(sent.max_tokens),
         stream=sent.stream is True,
         size=len(body),
-        exact=not _thinking_is_off(sent),  # the engine probes which effort its template takes for that
+        # the engine probes which effort its template takes for thinking that is off
+        exact=not (chat.refusal or _thinking_is_off(sent)),
         chat=chat,
     )
 
@@ -242,6 +253,14 @@ def _messages_chat(sent: MessagesBody) -> Chat:
         parsed_arguments=True,
         inline_system=any(message["role"] == "system" for message in chat[told:]),
     )
+
+
+def _tools_or_none(sent: msgspec.Raw, seen: Seen) -> list[dict[str, Any]] | None:
+    """Return the tools of a request that no template renders; None if they cannot be read either."""
+    try:
+        return parse_tools(sent, seen)
+    except (UnrenderableError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> str:
@@ -330,6 +349,8 @@ def _effort(sent: MessagesBody) -> str | None:
 
 _NONE_SHOWN: Final[list[dict[str, Any]]] = []
 """What a template gets of tools of which vLLM shows none: an empty list, and null where none were sent."""
+_GROWTH: Final = 4
+"""Characters that names of namespaces may take in the names of their functions, for each byte of tools."""
 _CUSTOM_INPUT: Final = "input"
 _CUSTOM_PARAMETERS: Final = {
     "type": "object",

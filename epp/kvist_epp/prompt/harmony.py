@@ -20,8 +20,8 @@ from kvist_epp.prompt.tools import Tool
 
 MODEL_TYPE: Final = "gpt_oss"
 """``model_type`` in the ``config.json`` of models that vLLM writes this format for."""
-GROWTH_LIMIT: Final = 16
-"""Maximum ratio of prompt to request size, plus a megabyte: schemas of many levels are indented."""
+GROWTH_LIMIT: Final = 4
+"""Most characters that declare tools for each byte of the request, plus 100,000."""
 
 _EFFORTS: Final = (None, "low", "medium", "high")
 _SYSTEM: Final = """<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
@@ -52,15 +52,14 @@ class HarmonyChats:
             UnrenderableError: the engine refuses the chat, or its tools make too long a text.
         """
         try:
-            rendered = "".join(_render(chat))
-        except (KeyError, TypeError, AttributeError):
+            return "".join(_render(chat, size))
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError):
             raise UnrenderableError("shape") from None
-        if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
-            raise UnrenderableError("work")
-        return rendered
 
 
-def _render(chat: Chat) -> Iterator[str]:
+def _render(chat: Chat, size: int) -> Iterator[str]:
+    if chat.refusal and chat.items is None:
+        raise UnrenderableError(chat.refusal)
     messages, instructions = chat.messages if chat.items is None else chat.items, None
     if messages and messages[0].get("role") in ("system", "developer"):
         instructions = _flat(messages[0].get("content"))
@@ -73,7 +72,7 @@ def _render(chat: Chat) -> Iterator[str]:
     yield _END
     if instructions or chat.tools:
         sections = [] if instructions is None else [_INSTRUCTIONS + instructions]
-        sections += [_declared(chat.tools)] if chat.tools else []
+        sections += [_declared(chat.tools, size)] if chat.tools else []
         yield _DEVELOPER + "\n\n".join(sections) + _END
     yield from _conversation(chat, messages) if chat.items is None else _response_items(messages)
     yield "<|start|>assistant"
@@ -162,12 +161,13 @@ def _result(name: str, text: str) -> str:
     return f"<|start|>functions.{name}<|channel|>commentary to=assistant<|message|>{text}<|end|>"
 
 
-def _declared(tools: list[dict[str, Any]]) -> str:
+def _declared(tools: list[dict[str, Any]], size: int) -> str:
     first = tools[0]
-    if type(first) is not Tool:
-        return declare_tools(tools)
-    kept = first.texts.get(_TOOLS_KEY)
-    return first.texts.keep(_TOOLS_KEY, declare_tools(tools)) if kept is None else kept
+    kept = first.texts.get(_TOOLS_KEY) if type(first) is Tool else None
+    if kept is not None:
+        return kept
+    text = declare_tools(tools, GROWTH_LIMIT * size + 100_000)
+    return first.texts.keep(_TOOLS_KEY, text) if type(first) is Tool else text
 
 
 def _joined(content: Any) -> str:

@@ -164,6 +164,9 @@ class Model:
         except UnicodeEncodeError:
             failed("surrogates")
             return []
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
+            failed("shape")  # what the engine's validation would refuse
+            return []
         if not found:
             failed(request.why)
         return found

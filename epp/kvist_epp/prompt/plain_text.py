@@ -15,6 +15,12 @@ from kvist_epp.prompt.chat import MODALITY, TEXT_FIELD
 from kvist_epp.prompt.request_types import Chat, Request
 from kvist_epp.prompt.tools import Tool
 
+_MARK: Final = "\0"
+"""Begins the text of a chat, which no prompt does: the history of both is one."""
+_GROWTH: Final = 4
+"""Bytes of a text for each byte of the body, plus 1,000."""
+_LEFT_OUT: Final = ("role", "content", "cache_control")
+"""Fields of a message or part that are none of its data: clients move the mark of a cached part each turn."""
 _TOOLS_KEY: Final = ("plain",)
 _STARTS: Final = (b'"messages"', b'"prompt"', b'"input"')
 
@@ -23,18 +29,20 @@ def plain_texts(request: Request, body: bytes) -> list[bytes]:
     """Return a text for each prompt of a request; the body itself if it is not understood."""
     try:
         if request.chat is not None:
-            return ["".join(_chat(request.chat)).encode("utf-8", "surrogatepass")]
+            text = "".join(_chat(request.chat)).encode("utf-8", "surrogatepass")
+            return [text if len(text) <= _GROWTH * len(body) + 1_000 else _bare(body)]
         if request.prompts:
             return [_completion(prompt) for prompt in request.prompts]
-    except (TypeError, ValueError, OverflowError, RecursionError, AttributeError):
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         pass  # a shape that the engine refuses
     return [_bare(body)]
 
 
 def _chat(chat: Chat) -> Iterator[str]:
+    yield _MARK
     if chat.tools:
         yield _declared(chat.tools)
-    for message in (chat.items or ()) if chat.refusal else chat.messages:
+    for message in chat.items if chat.refusal and chat.items is not None else chat.messages:
         content = message.get("content")
         yield f"\n{message.get('role') or message.get('type')}\n"
         if type(content) is str:
@@ -42,7 +50,7 @@ def _chat(chat: Chat) -> Iterator[str]:
         elif content is not None:
             yield from map(_part, content)
         if len(message) > 2:
-            yield _json({name: message[name] for name in message if name not in ("role", "content")})
+            yield _json({name: message[name] for name in message if name not in _LEFT_OUT})
 
 
 def _part(part: Any) -> str:
@@ -52,9 +60,11 @@ def _part(part: Any) -> str:
     kind = part.get("type")
     if type(text := part.get(TEXT_FIELD.get(kind, kind))) is str:
         return text
-    if kind in MODALITY or not MODALITY.keys().isdisjoint(part):
+    if kind in MODALITY or not MODALITY.keys().isdisjoint(part) or "source" in part:
         return hashlib.blake2b(msgspec.json.encode(part), digest_size=16).hexdigest()
-    return _json(part)
+    content = part.get("content")
+    within = "".join(map(_part, content)) if type(content) is list else content or ""
+    return _json({name: part[name] for name in part if name not in _LEFT_OUT}) + within
 
 
 def _declared(tools: list[dict[str, Any]]) -> str:

@@ -149,7 +149,8 @@ def _chat(body: bytes) -> Request:
     except UnrenderableError as reason:
         why = str(reason)
     if why:
-        return by_load(Kind.CHAT, sent.model, body, why, salt=sent.cache_salt)
+        unread = Chat(sent.messages, refusal=why)
+        return by_load(Kind.CHAT, sent.model, body, why, salt=sent.cache_salt, chat=unread)
     limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
     return Request(
         kind=_CHAT,

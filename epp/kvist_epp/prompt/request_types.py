@@ -47,13 +47,13 @@ class Chat(msgspec.Struct, frozen=True):
     inline_system: bool = False
     """True if there are system messages between the others, which a template may not take (Claude Code)."""
     refusal: str = ""
-    """Why the items cannot be messages, and no template can render them; empty if they can."""
+    """Why no template can render it, or its items cannot be messages; empty if one can."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request, ready to be rendered and routed.
 
-    At most one of ``chat`` and ``prompts`` is set; neither means that the
+    At most one of ``chat`` and ``prompts`` is set; neither, or a chat with a ``refusal``, means that the
     prompt cannot be rendered, for the reason ``why``.
     """
 

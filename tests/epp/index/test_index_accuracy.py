@@ -159,10 +159,10 @@ def test_requests_that_wait_may_be_counted_or_not(before: int, after: int, hits:
 
 
 @pytest.mark.parametrize(
-    ("hits", "precise"), [(50_000, True), (80_000, True), (90_000, True), (100_000, False), (45_000, False)]
+    ("hits", "precise"), [(50_000, True), (90_000, True), (139_000, True), (45_000, False)]
 )
 def test_requests_that_the_index_cannot_know_may_have_hit_anything(hits: int, precise: bool) -> None:
-    """Hits between what was predicted and that with all tokens of unknown prompts are no error."""
+    """More hits than were predicted are no error beside unknown prompts, whose tokens are estimates, too."""
     monitor = AccuracyMonitor()
     monitor.on_counters(0, 0, 0.0)
     monitor.on_routed(50_000, 100_000)

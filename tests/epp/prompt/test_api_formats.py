@@ -112,6 +112,8 @@ def test_system_messages_may_stand_between_others() -> None:
     [
         (RESPONSES, {"input": "x", "previous_response_id": "r"}),
         (RESPONSES, {"input": "x", "prompt": {"id": "p"}}),
+        (RESPONSES, {"input": "x", "previous_input_messages": [USER]}),
+        (RESPONSES, {"input": "x", "tools": [{"type": "namespace", "name": "n" * 900, "tools": [{}] * 9}]}),
         (RESPONSES, {"input": "x", "truncation": "auto"}),
         (RESPONSES, {"input": "x", "chat_template_kwargs": {"chat_template": "t"}}),
         (RESPONSES, {"input": "x", "tools": [{"name": "no type"}]}),
@@ -134,7 +136,8 @@ def test_system_messages_may_stand_between_others() -> None:
 def test_what_is_not_proven_is_not_claimed(path: str, fields: dict[str, Any]) -> None:
     """State on the server, truncation and unknown items are not rendered."""
     request = ask(path, **fields)
-    assert (request.model, request.chat, request.exact) == ("m", None, False)
+    assert request.model == "m"
+    assert (request.chat, request.exact) == (None, False) or request.chat.refusal
 
 
 def test_items_of_one_answer_are_one_message() -> None:
@@ -164,6 +167,17 @@ def test_items_of_one_answer_are_one_message() -> None:
         {"role": "assistant", "reasoning": "hm"},
     ]
     assert chat.items == [{"role": "system", "content": "Brief."}, *items]
+
+
+def test_a_picture_in_a_result_leaves_the_rest_of_the_chat() -> None:
+    """Messages that cannot be chat messages are kept with system text and tools, for their plain text."""
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}
+    tools = [{"name": "f", "input_schema": SCHEMA}]
+    messages = [USER, {"role": "user", "content": [result]}]
+    request = ask(MESSAGES, system="Brief.", messages=messages, tools=tools)
+    assert request.chat.messages == [{"role": "system", "content": "Brief."}, *messages]
+    assert request.chat.tools[0]["function"]["name"] == "f"
+    assert (request.chat.refusal, request.exact) == ("shape", False)
 
 
 @pytest.mark.parametrize(

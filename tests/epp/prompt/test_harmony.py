@@ -19,7 +19,8 @@ from kvist_epp.prompt.request import parse
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.tools import template_tools
 
-WORDS = ("a", "two words", "", 'q"t', "é😀", "a\nb", "x // y")
+ROOM = 1_000_000
+WORDS = ("a", "two words", "", 'q"t', "é😀", "a\nb", "x // y", "a\r\nb\rc\x85d\n\n")
 KINDS = ("string", "number", "integer", "boolean", "object", "array", "null", "weird")
 values = st.recursive(
     st.sampled_from((*WORDS, 0, -5, 1.5, 1e20, True, False, None)),
@@ -77,7 +78,7 @@ def by_library(tools: list[dict[str, Any]]) -> str:
 @given(st.lists(st.builds(function, st.none() | schemas, st.none() | st.sampled_from(WORDS)), min_size=1))
 def test_tools_are_declared_as_the_library_declares_them(tools: list[dict[str, Any]]) -> None:
     """Any schema gives the same text, valid or not."""
-    assert declare_tools(tools) == by_library(tools)
+    assert declare_tools(tools, ROOM) == by_library(tools)
 
 
 def test_a_declaration_names_what_a_call_may_have() -> None:
@@ -92,7 +93,7 @@ def test_a_declaration_names_what_a_call_may_have() -> None:
         },
         "required": ["city"],
     }
-    assert declare_tools([function(schema, "Weather", "get")]) == "\n".join(
+    assert declare_tools([function(schema, "Weather", "get")], ROOM) == "\n".join(
         (
             *("# Tools", "", "## functions", "", "namespace functions {", ""),
             *("// Weather", "type get = (_: {", "// Where", "city: string,"),
@@ -113,17 +114,17 @@ def nested(levels: int) -> dict[str, Any]:
 
 def test_deep_schemas_are_refused() -> None:
     """A schema has so many levels at most, since each is indented further; engines refuse sooner."""
-    assert declare_tools([function(nested(50))]) == by_library([function(nested(50))])
-    assert declare_tools([function(nested(MAX_DEPTH))])
+    assert declare_tools([function(nested(50))], ROOM) == by_library([function(nested(50))])
+    assert declare_tools([function(nested(MAX_DEPTH))], ROOM)
     with pytest.raises(UnrenderableError, match="tools"):
-        declare_tools([function(nested(MAX_DEPTH + 1))])
+        declare_tools([function(nested(MAX_DEPTH + 1))], ROOM)
 
 
 @pytest.mark.parametrize("tool", [function([]), function(name=5), function(description=5)])  # type: ignore[arg-type]
 def test_tools_that_the_engine_refuses_are_not_declared(tool: dict[str, Any]) -> None:
     """Parameters that are no object, and names and descriptions that are no texts."""
     with pytest.raises(UnrenderableError, match="tool"):
-        declare_tools([tool])
+        declare_tools([tool], ROOM)
 
 
 def rendered(messages: list[dict[str, Any]], **fields: Any) -> str:
@@ -194,10 +195,32 @@ def test_chats_that_the_engine_refuses_are_not_rendered(
 
 
 def test_tools_that_grow_too_much_are_not_rendered() -> None:
-    """The prompt is bounded by the size of the request."""
+    """Declarations are bounded by the size of the request, and given up where they exceed it."""
     tools = template_tools([{"type": "function", "function": {"name": "f", "parameters": nested(90)}}] * 300)
     with pytest.raises(UnrenderableError, match="work"):
         HarmonyChats().render(Chat([USER], tools), 30_000)
+    with pytest.raises(UnrenderableError, match="work"):
+        declare_tools(tools, 1_000)
+
+
+@pytest.mark.parametrize(
+    "number", [2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30, 1e-7, 1e22, 1.0, -0.0, 12.5]
+)
+def test_numbers_are_written_as_the_library_writes_them(number: float) -> None:
+    """Defaults have the digits of Rust, in which large integers are floating point numbers."""
+    tool = function({"type": "object", "properties": {"a": {"type": "number", "default": number}}})
+    assert declare_tools([tool], ROOM) == by_library([tool])
+
+
+def test_no_schema_and_no_chat_raises_anything_else() -> None:
+    """Defaults of too many levels, and arguments and numbers that cannot be printed, refuse the chat."""
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
+    for default in (deep, 10**400):
+        tool = function({"type": "object", "properties": {"a": {"default": default}}})
+        with pytest.raises(UnrenderableError, match="shape"):
+            HarmonyChats().render(Chat([USER], [tool]), 10_000)
 
 
 def test_tools_are_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import json
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from kvist_epp.errors import BadRequest
 from kvist_epp.prompt.plain_text import plain_texts
 from kvist_epp.prompt.request import parse
+from kvist_epp.prompt.request_types import Chat
 
 CHAT = "/v1/chat/completions"
-TURNS = [{"role": "user", "content": "Où?"}, {"role": "assistant", "content": "Là.\n"}]
+USER = {"role": "user", "content": "Où?"}
+TURNS = [USER, {"role": "assistant", "content": "Là.\n"}]
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
 
 
@@ -50,10 +53,10 @@ def test_parts_are_their_texts_and_media_are_digests() -> None:
     [changed] = texts(CHAT, messages=[{"role": "user", "content": [content[0], other]}])
 
     assert len(text) < 100
-    assert text.startswith(b"\nuser\nWhat")
+    assert text.startswith(b"\0\nuser\nWhat")
     assert text.endswith(b"is it?")
-    assert changed[:10] == text[:10]
-    assert changed[10:] not in text
+    assert changed[:11] == text[:11]
+    assert changed[11:] not in text
 
 
 def test_calls_and_results_are_part_of_the_text() -> None:
@@ -62,6 +65,29 @@ def test_calls_and_results_are_part_of_the_text() -> None:
     answer = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]}
     [text] = texts(CHAT, messages=[answer, {"role": "tool", "tool_call_id": "1", "content": "17"}])
     assert all(part in text for part in (b"hm", b'"name":"f"', b"\ntool\n17"))
+
+
+def test_marks_of_cached_parts_are_no_part_of_the_text() -> None:
+    """Claude Code moves ``cache_control`` to the last part with each turn, and sends pictures in results."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    picture = {"type": "image", "source": {"type": "base64", "data": "A" * 100_000}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a"}, picture]}
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+    first = [used, {"role": "user", "content": [{**result, **mark}]}]
+    second = [used, {"role": "user", "content": [result]}, {"role": "assistant", "content": "b"}]
+    [early], [late] = (texts("/v1/messages", system="Brief.", messages=each) for each in (first, second))
+
+    assert late.startswith(early)
+    assert b"Brief." in early
+    assert len(early) < 300
+
+
+def test_a_text_is_not_much_longer_than_its_body() -> None:
+    """A chat whose text would be is matched by its body."""
+    request = msgspec.structs.replace(
+        parse(CHAT, b'{"model": "m", "messages": []}'), chat=Chat([USER] * 1_000)
+    )
+    assert plain_texts(request, b"short") == [b"short"]
 
 
 @pytest.mark.parametrize(
