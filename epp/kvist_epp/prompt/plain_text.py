@@ -49,8 +49,8 @@ def _chat(chat: Chat) -> Iterator[str]:
             yield content
         elif content is not None:
             yield from map(_part, content)
-        if len(message) > 2:
-            yield _json({name: message[name] for name in message if name not in _LEFT_OUT})
+        if rest := {name: message[name] for name in message if name not in _LEFT_OUT}:
+            yield _json(rest)
 
 
 def _part(part: Any) -> str:

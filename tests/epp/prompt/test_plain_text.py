@@ -78,6 +78,7 @@ def test_marks_of_cached_parts_are_no_part_of_the_text() -> None:
     [early], [late] = (texts("/v1/messages", system="Brief.", messages=each) for each in (first, second))
 
     assert late.startswith(early)
+    assert texts(CHAT, messages=[USER | mark]) == texts(CHAT, messages=[USER])
     assert b"Brief." in early
     assert len(early) < 300
 
