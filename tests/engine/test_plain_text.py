@@ -10,7 +10,7 @@ from tests.engine.pool import Outcome, Pool
 from tests.engine.test_main_path import error, report
 
 pytestmark = pytest.mark.timeout(900)
-REQUESTS = 200
+REQUESTS = 120
 
 
 class PoolWithoutTemplate(Pool):
@@ -29,7 +29,7 @@ class PoolWithoutTemplate(Pool):
 
 
 async def test_chats_that_are_not_rendered_go_where_their_prefix_is(tmp_path: Path) -> None:
-    """200 mixed requests one at a time: what engines have of chats is expected within a fifth, that of
+    """120 mixed requests one at a time: what engines have of chats is expected within a fifth, that of
     completions within 3 %, and what chats hit does not cost the index its trust."""
     async with PoolWithoutTemplate(tmp_path) as pool:
         mix, chats, completions = Mix(1, "m"), list[Outcome](), list[Outcome]()
@@ -41,7 +41,7 @@ async def test_chats_that_are_not_rendered_go_where_their_prefix_is(tmp_path: Pa
         report("completions beside them", completions)
         approximate = (await pool.page("/debug/fleet"))["approximate"]
 
-    assert sum(one.cached for one in chats) > 10_000
+    assert sum(one.cached for one in chats) > 5_000
     assert error(chats) <= 0.2
     assert error(completions) <= 0.03
     assert approximate == {}
