@@ -1,9 +1,11 @@
 """Random requests of agents: chats and items of the Responses API, in any order, also odd ones."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
-from tests.engine.shapes import FUNCTION, WEATHER, said, text, thought
+from tests.engine.agent_shapes import FUNCTION, said, thought
+from tests.engine.shapes import WEATHER, text
 
 WORDS = ("", "A leaf.", "Größe <|end|> 🌿", " \n")
 IDENTIFIERS = ("call12345", "call67890")
@@ -111,6 +113,12 @@ def _block_of_assistant(generator: random.Random) -> dict[str, Any]:
         given = generator.choice(({"city": word}, {}, {"n": [1.0, 1e-7, 10**20, None, True]}))
         return {"type": kind, "id": generator.choice(IDENTIFIERS), "name": "f", "input": given}
     return text(word)
+
+
+def bodies(make: Callable[[random.Random], dict[str, Any]], seed: int) -> dict[str, dict[str, Any]]:
+    """150 requests by their numbers."""
+    generator = random.Random(seed)
+    return {str(number): make(generator) for number in range(150)}
 
 
 APIS = {"/v1/chat/completions": chat, "/v1/responses": response, "/v1/messages": messages}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.engine import random_chats, tiny
+from tests.engine.agent_shapes import AGENTS
 from tests.engine.mix import Mix
 from tests.engine.pool import Pool
 from tests.engine.shapes import APIS
@@ -42,15 +43,23 @@ async def test_prompts_of_gpt_oss_equal_what_the_engine_tokenises(
     assert (json.dumps(wrong, default=repr, indent=1), taken > len(APIS[path]) // 2) == ("{}", True)
 
 
+@pytest.mark.parametrize("path", AGENTS)
+async def test_prompts_of_agents_to_gpt_oss_equal_what_the_engine_tokenises(
+    server: tuple[Model, str], path: str
+) -> None:
+    """Requests of Codex and Claude Code that the engine takes give the same bytes."""
+    model, url = server
+    wrong, taken = await differences(model, url, path, AGENTS[path])
+    assert (json.dumps(wrong, default=repr, indent=1), taken > len(AGENTS[path]) // 2) == ("{}", True)
+
+
 @pytest.mark.parametrize(("path", "make"), random_chats.APIS.items())
 async def test_random_requests_to_gpt_oss_equal_what_the_engine_tokenises(
     server: tuple[Model, str], path: str, make: Callable[[random.Random], dict[str, Any]]
 ) -> None:
     """Roles, reasoning, calls and results in any order give the same bytes."""
     model, url = server
-    generator = random.Random(1)
-    bodies = {str(number): make(generator) for number in range(150)}
-    wrong, taken = await differences(model, url, path, bodies)
+    wrong, taken = await differences(model, url, path, random_chats.bodies(make, 1))
     assert (json.dumps(wrong, default=repr, indent=1), taken > 50) == ("{}", True)
 
 

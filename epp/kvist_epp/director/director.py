@@ -237,7 +237,8 @@ class Director(Dispatcher):
     ) -> PromptMatch:
         """Parse and render a request; see ``request_context.understand``. Raises BadRequest."""
         return understand(
-            *(ask, stages),
+            ask,
+            stages,
             model=self.model,
             lookup=self.lookup,
             adapters=self.adapters,
@@ -368,13 +369,12 @@ class Director(Dispatcher):
         if self.ingestor is not None and SESSION_HEADER in context.kept_headers:
             for source in best.endpoint.sources:
                 self.ingestor.expect(session, source.publisher)
-        single = len(match.prompts) == 1
         request = InFlightRequest(
             session,
             found.tokens,
             context.line.id,
             root=match.root,
-            prompt=match.prompts[0] if single else None,
+            prompt=match.only_prompt,
             cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
             indexed_tokens=holding.indexed if holding else 0,
             indexed_lower=holding.indexed_lower if holding else None,
@@ -382,7 +382,7 @@ class Director(Dispatcher):
             predicted_tokens=best.matched_tokens,
             predicted_ttft_seconds=best.predicted_ttft_seconds,
             trace_id=context.exemplar[1],
-            truth_known=not single,
+            truth_known=match.only_prompt is None,
             reported=not context.websocket,
         )
         self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport, leg=leg)

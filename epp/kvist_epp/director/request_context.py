@@ -71,6 +71,11 @@ class PromptMatch(msgspec.Struct):
         return Demand(self.found.tokens, self.found.hits, uses.decayed_count(self.found.place, now))
 
     @property
+    def only_prompt(self) -> bytes | None:
+        """The prompt; None if there are several or none."""
+        return self.prompts[0] if len(self.prompts) == 1 else None
+
+    @property
     def prompt_bytes(self) -> int:
         """Bytes of all prompts; 0 where none is understood."""
         return self.found.size if self.prompts else 0

@@ -59,12 +59,11 @@ class Http2Connection:
         self.outbox = Outbox(limits.connection_send_bytes, wake, self.memory)
         self.closing = False
         """True when the transport is to be closed, once `Outbox.take` returns nothing more."""
-        self.draining = False
-        """True once the peer was asked to leave."""
         self._methods = {path.encode(): (method, path in lasting) for path, method in methods.items()}
         self._frames = FrameReader(self, limits)
         self._headers = HeaderReader(limits.header_bytes)
         self._credit = limits.connection_window
+        self._draining = False
         self._resets = Budget(limits.resets, clock)
         shared, done = (limits, self.outbox, self.memory, self._resets), self._on_streams_done
         self.stream_table = StreamTable(*shared, fail=self._fail, done=done, peer=peer)
@@ -88,7 +87,7 @@ class Http2Connection:
         )
 
     def __repr__(self) -> str:
-        state = "closing" if self.closing else "draining" if self.draining else "open"
+        state = "closing" if self.closing else "draining" if self._draining else "open"
         return f"<Http2Connection {state}, {len(self._open)} streams, {self.outbox.size} bytes to write>"
 
     # -- called by the transport
@@ -123,9 +122,9 @@ class Http2Connection:
 
         New streams are refused one round trip later; ``closing`` is set when the last call has ended.
         """
-        if self.draining or self.closing:
+        if self._draining or self.closing:
             return
-        self.draining = True
+        self._draining = True
         # RFC 9113 section 6.8: first a GOAWAY that refuses nothing, so that requests under way are served.
         self.outbox.put(frames.goaway(frames.LARGEST_STREAM, frames.NO_ERROR))
         self.outbox.put(frames.frame(frames.PING, 0, frames.CONNECTION, _DRAIN_PING))
@@ -335,7 +334,7 @@ class Http2Connection:
         self._spend(self._pings, "pings")
         if not flags & frames.ACK:
             self.outbox.control(frames.frame(frames.PING, frames.ACK, frames.CONNECTION, payload))
-        elif payload == _DRAIN_PING and self.draining:
+        elif payload == _DRAIN_PING and self._draining:
             self.outbox.put(frames.goaway(self.stream_table.last, frames.NO_ERROR))
             self.stream_table.close_when_idle()
 

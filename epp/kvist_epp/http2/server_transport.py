@@ -208,7 +208,7 @@ class ServerTransport(asyncio.Protocol):
 
     def drain(self) -> None:
         """Send GOAWAY once; a client that has not sent its preface is not asked, and cut off by `check`."""
-        if self.connection.established and not self.connection.draining:
+        if self.connection.established:
             self.connection.drain()
             self._flush()
 

@@ -23,7 +23,7 @@ from kvist_epp.prompt.request_types import (
     text_or_none,
     variables,
 )
-from kvist_epp.prompt.tools import Seen, parse_tools, template_tools
+from kvist_epp.prompt.tools import parse_tools, template_tools
 
 
 class ResponsesBody(msgspec.Struct):
@@ -123,7 +123,7 @@ def _responses_chat(sent: ResponsesBody) -> Chat:
     )
 
 
-def _told(instructions: str) -> dict[str, Any]:
+def _told(instructions: str | list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "system", "content": instructions}
 
 
@@ -219,8 +219,8 @@ def parse_messages(body: bytes) -> Request:
     try:
         chat = _messages_chat(sent)
     except (UnrenderableError, LookupError, TypeError, AttributeError):
-        told = [] if sent.system is None else [{"role": "system", "content": sent.system}]
-        chat = Chat([*told, *sent.messages], _tools_or_none(sent.tools, _schema_functions), refusal="shape")
+        told = [] if sent.system is None else [_told(sent.system)]
+        chat = Chat([*told, *sent.messages], _readable_tools(sent), refusal="shape")
     return Request(
         kind=Kind.MESSAGES,
         model=checked(sent.model),
@@ -238,13 +238,13 @@ def _messages_chat(sent: MessagesBody) -> Chat:
     chat: list[dict[str, Any]] = []
     system = _system(sent.system)
     if system:
-        chat.append({"role": "system", "content": system})
+        chat.append(_told(system))
     told = len(chat)
     for message in sent.messages:
         if message["role"] != "system":
             _add_turn(chat, message["role"], message["content"])
         elif text := _inline_system(message["content"]):
-            chat.append({"role": "system", "content": text})
+            chat.append(_told(text))
     return Chat(
         chat,
         parse_tools(sent.tools, _schema_functions) or None,
@@ -255,10 +255,10 @@ def _messages_chat(sent: MessagesBody) -> Chat:
     )
 
 
-def _tools_or_none(sent: msgspec.Raw, seen: Seen) -> list[dict[str, Any]] | None:
+def _readable_tools(sent: MessagesBody) -> list[dict[str, Any]] | None:
     """Return the tools of a request that no template renders; None if they cannot be read either."""
     try:
-        return parse_tools(sent, seen)
+        return parse_tools(sent.tools, _schema_functions)
     except (UnrenderableError, LookupError, TypeError, AttributeError):
         return None
 

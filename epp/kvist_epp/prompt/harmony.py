@@ -16,7 +16,7 @@ from kvist_epp.prompt.chat import KEPT_ARGUMENTS, UnrenderableError, reasoning_o
 from kvist_epp.prompt.harmony_tools import declare_tools
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template_environment import now
-from kvist_epp.prompt.tools import Tool
+from kvist_epp.prompt.tools import kept_text
 
 MODEL_TYPE: Final = "gpt_oss"
 """``model_type`` in the ``config.json`` of models that vLLM writes this format for."""
@@ -162,12 +162,7 @@ def _result(name: str, text: str) -> str:
 
 
 def _declared(tools: list[dict[str, Any]], size: int) -> str:
-    first = tools[0]
-    kept = first.texts.get(_TOOLS_KEY) if type(first) is Tool else None
-    if kept is not None:
-        return kept
-    text = declare_tools(tools, GROWTH_LIMIT * size + 100_000)
-    return first.texts.keep(_TOOLS_KEY, text) if type(first) is Tool else text
+    return kept_text(tools, _TOOLS_KEY, lambda: declare_tools(tools, GROWTH_LIMIT * size + 100_000))
 
 
 def _joined(content: Any) -> str:

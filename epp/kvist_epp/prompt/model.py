@@ -114,11 +114,12 @@ class Model:
         templates = {} if coded else chats.templates() or _templates(home, settings)
         default = templates.get("default")
         tools = templates.get("tool_use")
-        merges = any(requires_system_first(one) for one in (default, tools or default))
+        merges = any(map(requires_system_first, {default, tools or default}))
         if described.get("model_type") == MODEL_TYPE:
             return cls(source, vocabulary, HarmonyChats(), None, merges_system=merges)
         return cls(
-            *(source, vocabulary),
+            name=source,
+            vocabulary=vocabulary,
             template=None if default is None else _compiled(source, default, specials, chats),
             tool_template=None if tools is None else _compiled(source, tools, specials, chats),
             merges_system=merges,

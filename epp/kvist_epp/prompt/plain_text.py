@@ -13,7 +13,7 @@ import msgspec
 
 from kvist_epp.prompt.chat import MODALITY, TEXT_FIELD
 from kvist_epp.prompt.request_types import Chat, Request
-from kvist_epp.prompt.tools import Tool
+from kvist_epp.prompt.tools import kept_text
 
 _MARK: Final = "\0"
 """Begins the text of a chat, which no prompt does: the history of both is one."""
@@ -41,7 +41,8 @@ def plain_texts(request: Request, body: bytes) -> list[bytes]:
 def _chat(chat: Chat) -> Iterator[str]:
     yield _MARK
     if chat.tools:
-        yield _declared(chat.tools)
+        tools = chat.tools
+        yield kept_text(tools, _TOOLS_KEY, lambda: _json(tools))
     for message in chat.items if chat.refusal and chat.items is not None else chat.messages:
         content = message.get("content")
         yield f"\n{message.get('role') or message.get('type')}\n"
@@ -65,14 +66,6 @@ def _part(part: Any) -> str:
     content = part.get("content")
     within = "".join(map(_part, content)) if type(content) is list else content or ""
     return _json({name: part[name] for name in part if name not in _LEFT_OUT}) + within
-
-
-def _declared(tools: list[dict[str, Any]]) -> str:
-    first = tools[0]
-    if type(first) is not Tool:
-        return _json(tools)
-    kept = first.texts.get(_TOOLS_KEY)
-    return first.texts.keep(_TOOLS_KEY, _json(tools)) if kept is None else kept
 
 
 def _completion(prompt: str | list[int]) -> bytes:

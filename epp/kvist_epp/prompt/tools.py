@@ -71,6 +71,15 @@ def template_tools(tools: list[dict[str, Any]], size: int = _SIZE) -> list[dict[
     return [Tool(_tool(tool), texts) for tool in tools]
 
 
+def kept_text(tools: list[dict[str, Any]], key: tuple[Any, ...], write: Callable[[], str]) -> str:
+    """Return what ``write`` makes of a list of tools, which is kept with them under this key."""
+    first = tools[0]
+    if type(first) is not Tool:
+        return write()
+    kept = first.texts.get(key)
+    return first.texts.keep(key, write()) if kept is None else kept
+
+
 def digest_of(tools: list[dict[str, Any]], made: Callable[[Any], int]) -> int:
     """Return the digest of a list of tools, which is made once."""
     first = tools[0] if tools else None

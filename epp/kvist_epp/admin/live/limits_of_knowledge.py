@@ -20,6 +20,7 @@ _REMEDIES: Final = {
         "start the engine with --kv-events-config, and check that the picker reaches its event port"
     ),
     "--model is not set": "start the picker with --model",
+    NO_TEMPLATE: "--chat-template=FILE, as the engines have it",
     "the tokenizer is not loaded yet": "wait, or see /readyz for the reason",
     "the first replay of its KV events has not finished": "wait until its replay has been read",
     "some of its KV events are missing": "give the engine a replay_endpoint in --kv-events-config",
@@ -68,12 +69,9 @@ def _of_endpoints(facts: Unknown) -> Iterator[tuple[str, str, str]]:
         what = f"the true cache contents of {_endpoints(count)} (approximate mode: routing history instead)"
         yield what, reason, _REMEDIES.get(reason, _REMEDY_OF_ERRORS)
     if facts.why_no_chats:
-        remedy = "--chat-template=FILE, as the engines have it"
-        yield (
-            "the prompts of chats (their plain text is matched, in approximate mode)",
-            facts.why_no_chats,
-            remedy if facts.why_no_chats == NO_TEMPLATE else "none: the picker cannot write them yet",
-        )
+        what = "the prompts of chats (their plain text is matched, in approximate mode)"
+        remedy = _REMEDIES.get(facts.why_no_chats, "none: the picker cannot write them yet")
+        yield what, facts.why_no_chats, remedy
     problems = Counter(one.metrics_problem for one in facts.conditions if one.metrics_problem)
     for reason, count in problems.most_common(5):
         yield (
