@@ -25,6 +25,9 @@ from kvist_epp.prompt.request_types import (
 )
 from kvist_epp.prompt.tools import parse_tools, template_tools
 
+_UNREADABLE: Final = (UnrenderableError, LookupError, TypeError, AttributeError)
+"""What reading a shape that is unknown here, or that the engine refuses, may raise."""
+
 
 class ResponsesBody(msgspec.Struct):
     """Read the body of ``POST /v1/responses``."""
@@ -75,7 +78,7 @@ def parse_responses(body: bytes) -> Request:
         return by_load(Kind.RESPONSES, sent.model, body, "stateful", salt=sent.cache_salt)
     try:
         chat = _responses_chat(sent)
-    except (UnrenderableError, LookupError, TypeError, AttributeError):
+    except _UNREADABLE:
         return by_load(Kind.RESPONSES, sent.model, body, "shape", salt=sent.cache_salt)
     return Request(
         kind=Kind.RESPONSES,
@@ -105,7 +108,7 @@ def _responses_chat(sent: ResponsesBody) -> Chat:
     try:
         for item in items:
             _add_item(messages, item)
-    except (UnrenderableError, LookupError, TypeError, AttributeError):
+    except _UNREADABLE:
         refusal = "shape"
     tools = parse_tools(sent.tools, _flat_functions)
     effort = text_or_none((sent.reasoning or {}).get("effort"))
@@ -218,7 +221,7 @@ def parse_messages(body: bytes) -> Request:
         return by_load(Kind.MESSAGES, sent.model, body, "shape", salt=sent.cache_salt)
     try:
         chat = _messages_chat(sent)
-    except (UnrenderableError, LookupError, TypeError, AttributeError):
+    except _UNREADABLE:
         told = [] if sent.system is None else [_told(sent.system)]
         chat = Chat([*told, *sent.messages], _readable_tools(sent), refusal="shape")
     return Request(
@@ -259,7 +262,7 @@ def _readable_tools(sent: MessagesBody) -> list[dict[str, Any]] | None:
     """Return the tools of a request that no template renders; None if they cannot be read either."""
     try:
         return parse_tools(sent.tools, _schema_functions)
-    except (UnrenderableError, LookupError, TypeError, AttributeError):
+    except _UNREADABLE:
         return None
 
 

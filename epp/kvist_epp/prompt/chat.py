@@ -25,6 +25,10 @@ class UnrenderableError(Exception):
     """A prompt that cannot be rendered here; the argument is a fixed word, never text of a request."""
 
 
+MALFORMED: Final = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
+"""What code that reads a request may raise where the engine's validation would refuse it."""
+
+
 def template_messages(
     messages: list[dict[str, Any]], style: ContentFormat, *, reorder_calls: bool = True
 ) -> list[dict[str, Any]]:

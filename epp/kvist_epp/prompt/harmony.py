@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
-from kvist_epp.prompt.chat import KEPT_ARGUMENTS, UnrenderableError, reasoning_of
+from kvist_epp.prompt.chat import KEPT_ARGUMENTS, MALFORMED, UnrenderableError, reasoning_of
 from kvist_epp.prompt.harmony_tools import declare_tools
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template_environment import now
@@ -53,7 +53,7 @@ class HarmonyChats:
         """
         try:
             return "".join(_render(chat, size))
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError):
+        except MALFORMED:
             raise UnrenderableError("shape") from None
 
 

@@ -10,7 +10,7 @@ import jinja2
 from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
-from kvist_epp.prompt.chat import ContentFormat, UnrenderableError, with_system_first
+from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
 from kvist_epp.prompt.request_types import Request
 from kvist_epp.prompt.template import Template, requires_system_first
@@ -165,8 +165,8 @@ class Model:
         except UnicodeEncodeError:
             failed("surrogates")
             return []
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
-            failed("shape")  # what the engine's validation would refuse
+        except MALFORMED:
+            failed("shape")
             return []
         if not found:
             failed(request.why)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.prompt.chat import MODALITY, TEXT_FIELD
+from kvist_epp.prompt.chat import MALFORMED, MODALITY, TEXT_FIELD
 from kvist_epp.prompt.request_types import Chat, Request
 from kvist_epp.prompt.tools import kept_text
 
@@ -33,7 +33,7 @@ def plain_texts(request: Request, body: bytes) -> list[bytes]:
             return [text if len(text) <= _GROWTH * len(body) + 1_000 else _bare(body)]
         if request.prompts:
             return [_completion(prompt) for prompt in request.prompts]
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
+    except MALFORMED:
         pass  # a shape that the engine refuses
     return [_bare(body)]
 
