@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.engine import tiny
 from tests.engine.mix import Mix
-from tests.engine.pool import Pool
+from tests.engine.pool import BLOCK, Pool
 from tests.engine.test_main_path import one_by_one, report
 from tests.engine.vllm import VllmEngine
 
@@ -14,7 +14,10 @@ from kvist_epp.index.last_block import LEAST
 
 REQUESTS = 70
 LATE = 2
-"""Requests that may be predicted before the report of the one that settles it has come."""
+"""Requests of an endpoint that may be predicted before the report of the one that settles it has come."""
+UNSETTLED = 2
+"""Hits of an endpoint that may be a block shorter for another reason: the last token of an answer's last
+block may join the text that follows, which shows once that text fills a block (decision 1)."""
 
 
 class PoolWithDrafts(Pool):
@@ -32,7 +35,7 @@ class PoolWithDrafts(Pool):
 @pytest.mark.timeout(900)
 async def test_hits_of_engines_with_drafts_are_predicted(tmp_path: Path) -> None:
     """70 mixed requests one at a time: the first hits of each engine are a block shorter than the index says,
-    all others are exact, and the index stays trusted."""
+    nearly all others are exact, and the index stays trusted."""
     async with PoolWithDrafts(tmp_path) as pool:
         outcomes = await one_by_one(pool, Mix(1, "m"), REQUESTS)
         report("with drafts", outcomes)
@@ -45,9 +48,9 @@ async def test_hits_of_engines_with_drafts_are_predicted(tmp_path: Path) -> None
             hits.setdefault(one.endpoint, []).append(one.predicted - one.cached)
     assert len(hits) == 2
     for off in hits.values():
-        assert off[:LEAST] == [32] * LEAST
-        assert len(off) > LEAST + LATE
-        assert set(off[LEAST : LEAST + LATE]) <= {32, 0}
-        assert set(off[LEAST + LATE :]) == {0}
+        assert len(off) > LEAST + LATE + UNSETTLED
+        further = [now - BLOCK * (number < LEAST) for number, now in enumerate(off)]
+        assert set(further) <= {0, BLOCK}
+        assert further.count(BLOCK) <= LATE + UNSETTLED
     assert sum(one.cached for one in outcomes) > 5_000
     assert approximate == {}
