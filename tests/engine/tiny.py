@@ -59,6 +59,51 @@ def embedding(folder: Path, *, encoder: bool) -> Path:
     return folder
 
 
+VISION_PIXELS = 28
+"""Height and width of what one token of a picture stands for."""
+VISION_LEAST, VISION_MOST = 16, 200
+"""Tokens of a picture: smaller and larger ones are scaled."""
+
+
+def vision(folder: Path) -> Path:
+    """A tiny Qwen2-VL, for ``--load-format dummy`` and an engine with ``install.torchvision`` on its path."""
+    described = json.loads((folders.write_vision(folder) / "config.json").read_text())
+    config = json.loads((add_weights_config(folder) / "config.json").read_text())
+    # two layers that read pictures; their result is as wide as the text model
+    tower = {
+        "model_type": "qwen2_vl",
+        "depth": 2,
+        "embed_dim": 64,
+        "num_heads": 2,
+        "mlp_ratio": 2,
+        "hidden_size": config["hidden_size"],
+        "patch_size": VISION_PIXELS // 2,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    # the three parts of a position share the frequencies of a head
+    sections = [config["head_dim"] // 8, config["head_dim"] * 3 // 16, config["head_dim"] * 3 // 16]
+    seeing: dict[str, object] = {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+        "vision_config": tower,
+        "rope_scaling": {"type": "mrope", "mrope_section": sections},
+    }
+    del config["head_dim"]
+    (folder / "config.json").write_text(json.dumps(described | config | seeing))
+    processor = {
+        "processor_class": "Qwen2VLProcessor",
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "min_pixels": VISION_LEAST * VISION_PIXELS**2,
+        "max_pixels": VISION_MOST * VISION_PIXELS**2,
+        "patch_size": VISION_PIXELS // 2,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
 def with_windows(folder: Path, *, window: int = 256) -> Path:
     """Make the model in the folder a Gemma 3: two layers with a sliding window, then one that attends to all,
     in KV cache groups of their own."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tests.fakes.vocabulary import Words
 
+from kvist_epp.engines.vllm.extra_keys import Media
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored, encode
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
@@ -69,6 +70,7 @@ def stored(
     lora: str | None = None,
     salt: str | None = None,
     opaque_from: int | None = None,
+    media: Media = (),
 ) -> Stored:
     """A stored event of blocks of ``SIZE`` tokens."""
     return Stored(
@@ -83,6 +85,7 @@ def stored(
         window=window,
         salt=salt,
         opaque_from=opaque_from,
+        media=media,
         session=session,
     )
 

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 
+from kvist_epp.index.media_marks import TOKEN
+
 WORDS = (b"hello", b" hel", b"lo", b" hello", b"the ", b"\xc3\xa9", b"<|end|>", b"zzz")
 
 
 class Words:
-    """Ids 0-255 are bytes, then ``WORDS``; then one id that does not exist."""
+    """Ids 0-255 are bytes, then ``WORDS``; then one id that does not exist, and a placeholder of pictures."""
 
     def __init__(self) -> None:
-        self.pieces: Sequence[bytes] = [*(bytes([byte]) for byte in range(256)), *WORDS, b""]
+        self.pieces: Sequence[bytes] = [*(bytes([byte]) for byte in range(256)), *WORDS, b"", TOKEN]
+        self.picture = len(self.pieces) - 1
         self.encoded: list[str] = []
 
     def encode(self, text: str) -> list[int]:

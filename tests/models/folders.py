@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.models import vocabularies
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -88,6 +88,33 @@ def write_harmony(folder: Path, tokenizer: Tokenizer | None = None) -> Path:
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     described = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
     (folder / "config.json").write_text(json.dumps(described))
+    return folder
+
+
+VISION_TOKENS = (
+    *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>"),
+    *("<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>"),
+    "<|video_pad|>",
+)
+"""What Qwen2-VL adds to Qwen's special tokens, in its order: ids are those of the real model."""
+
+
+def write_vision(folder: Path) -> Path:
+    """The model folder of a Qwen2-VL, but for its weights, sizes and the settings of its processor."""
+    SHAPES["chatml"].write("vision", folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in VISION_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {
+        f"{name}_token_id": tokenizer.token_to_id(f"<|{token}|>")
+        for name, token in (
+            ("image", "image_pad"),
+            ("video", "video_pad"),
+            ("vision_start", "vision_start"),
+            ("vision_end", "vision_end"),
+        )
+    }
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", **described}))
     return folder
 
 

@@ -378,7 +378,7 @@ class Director(Dispatcher):
             cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
             indexed_tokens=holding.indexed if holding else 0,
             indexed_lower=holding.indexed_lower if holding else None,
-            unindexed=match.plain or not match.prompts,
+            unindexed=match.unindexed or not match.prompts,
             predicted_tokens=best.matched_tokens,
             predicted_ttft_seconds=best.predicted_ttft_seconds,
             trace_id=context.exemplar[1],

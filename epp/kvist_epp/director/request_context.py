@@ -28,6 +28,7 @@ from kvist_epp.names import (
     SUBSET_KEY,
 )
 from kvist_epp.prefix_stats.recent_uses import RecentUses
+from kvist_epp.prompt.media_texts import MediaPrompt
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.plain_text import plain_texts
 from kvist_epp.prompt.request import Kind, Request, parse
@@ -63,8 +64,9 @@ class PromptMatch(msgspec.Struct):
     found: Found
     mode: str
     """Basis of the choice: ``precise``, ``approximate`` or ``load``."""
-    plain: bool = False
-    """The prompts are plain texts, since none could be rendered: the routing history knows them, no index."""
+    unindexed: bool = False
+    """No index has all of the prompts, but the routing history does: they are plain texts, since none could
+    be rendered, or have a medium that no engine has shown."""
 
     def demand(self, uses: RecentUses, now: float) -> Demand:
         """Return the request as the policy sees it."""
@@ -114,22 +116,24 @@ def understand(
     request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
     stages.mark("parse")
     prompts: Sequence[bytes] = ()
-    plain = False
+    unindexed = False
     if by_prefix and request.kind not in _UNRENDERED:
         prompts = () if model is None else model.prompts(request, on_render_failure)
         if not prompts:
-            prompts, plain = plain_texts(request, ask.body), True
+            prompts, unindexed = plain_texts(request, ask.body), True
+        elif isinstance(prompts[0], MediaPrompt):
+            unindexed = not prompts[0].complete
     stages.mark("render")
     adapter = request.model if request.model in adapters else None
     root = (adapter, request.salt)
     if prompts:
-        precise = model is not None and model.faithful and request.exact and not plain
+        precise = model is not None and model.faithful and request.exact and not unindexed
         found, mode = _NOT_FOUND, "precise" if precise else "approximate"
     else:
         size = request.work or len(ask.body)
         found, mode = Found(size, lookup.tokens(size), {}), "load"
     kind = _KIND_NAMES[id(request.kind)]
-    return PromptMatch(kind, request.model, request.session, prompts, root, found, mode, plain)
+    return PromptMatch(kind, request.model, request.session, prompts, root, found, mode, unindexed)
 
 
 def new_replica_id() -> str:

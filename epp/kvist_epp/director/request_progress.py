@@ -4,6 +4,7 @@ Engines report through their KV events, gateways through the access log or the r
 time alone ends what no report mentions. Every clock is a parameter.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +17,7 @@ from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import InFlightRequest, Leg, RequestState
 from kvist_epp.load.tracker import LoadTracker
+from kvist_epp.prompt.media_texts import MediaPrompt
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.tracing.trace_context import PickTracer
@@ -24,6 +26,9 @@ CREDIT_SECONDS: Final = 2.0
 """After an engine reported that a prefill is done its blocks may wait this long for a check; they are not
 evicted while the request runs, so the credit may stay."""
 
+
+_WHOLE: Final = sys.maxsize
+"""Bytes of the text of a chain: all of it."""
 
 SERVED_ENDS: Final = frozenset({"access-log", "estimated", "reconciled", "response"})
 """Ends of requests that an engine has served; of the others it is not known."""
@@ -83,7 +88,11 @@ class RequestProgress:
         index, whatever the load.
         """
         request = self._request_at(session, endpoint, now, first_event=True)
-        prompt = None if request is None else self._table.take_prompt(request)
+        prompt = None if request is None else request.prompt
+        if request is not None and not isinstance(
+            prompt, MediaPrompt
+        ):  # it is kept until it has been learned from
+            self._table.take_prompt(request)
         if request is not None and prompt is not None and not request.unindexed:
             matches = self._index.match(request.root, prompt)
             hit = self._lookup.usable(endpoint, matches, matches.of(self._index.publisher(source)))
@@ -108,11 +117,20 @@ class RequestProgress:
                 self._metrics.on_loaded(request.attempt.hostport, seen.loaded, request.attempt.load.rate)
             if seen.cached is not None:
                 self._tracker.on_cache_truth(request, seen.cached, now)
+            if isinstance(request.prompt, MediaPrompt):
+                self._learn_media(request, request.prompt, seen)
         attempt = request.attempt
         backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
         if not backlog and seen.phase == "prefill":
             self._observe_prefill(request, now)
         self._tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
+
+    def _learn_media(self, request: InFlightRequest, prompt: MediaPrompt, seen: Observation) -> None:
+        """Learn from the blocks that the engine has of a prompt what it makes of the media in it."""
+        publisher = self._index.publisher(seen.publisher)
+        engine = None if seen.last_block is None else self._index.tail(seen.last_block, _WHOLE, publisher)
+        if engine and prompt.texts.learn(prompt, engine):
+            self._table.take_prompt(request)
 
     def _observe_prefill(self, request: InFlightRequest, now: float) -> None:
         """Compare the time at which a prompt was computed with its prediction, once."""

@@ -11,6 +11,7 @@ blocks on A, two on B.
 - ``lookup``: how much of a prompt each endpoint has cached, from the index or the routing history.
 - ``cached_part``: the cached part of a prompt on one endpoint, and what changes it.
 - ``byte_index``: the index, the interface to the byte tree.
+- ``media_marks``: marks of media in the bytes of blocks and prompts.
 - ``tree``: the parts of the byte tree.
 - ``snapshot``: a publisher's part of the index as plain data, and back.
 - ``routing_history``: prompts by the endpoint they were sent to.

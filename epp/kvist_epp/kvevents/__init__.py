@@ -42,6 +42,7 @@ publishers are warm and none is suspect.
 - ``decode_blocks``: blocks computed in decode that are not credited, or not finally.
 - ``decode_check``: check of such blocks against the tokenizer, before they are credited.
 - ``evicted_blocks``: blocks that were evicted and are computed again.
+- ``block_decoder``: the bytes of blocks, of which events give the token ids.
 - ``ingestion``: application of events to the index, and what they reveal about requests.
 - ``io_context``: ZMQ sockets on the event loop, the cooperative scheduler, and the limit on replays.
 - ``lmcache_blocks``: what a server of LMCache holds, by the events of its engines.

@@ -22,6 +22,7 @@ from operator import ne
 from typing import TypeAlias
 
 from kvist_epp.index.byte_index import GPU, Index
+from kvist_epp.index.media_marks import after_media
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
 from kvist_epp.kvevents.publisher_state import PublisherState
 
@@ -188,7 +189,7 @@ class DecodeChecker:
         result = CanonicalBlocks(0, 0)
         for limit in (TAIL_BYTES, LONG_TAIL_BYTES):
             tail = b"" if parent is None else self._index.tail(parent, limit, publisher.number) or b""
-            result = find_canonical(tail, tokens, encode, self._pieces)
+            result = find_canonical(after_media(tail), tokens, encode, self._pieces)
             if result.canonical + result.waiting == len(tokens) or len(tail) < limit:
                 break
         return result

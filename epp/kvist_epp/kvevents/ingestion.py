@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from operator import itemgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvist_epp.engines.vllm.cache_groups import FULL_KINDS, window_blocks
-from kvist_epp.engines.vllm.event_decoder import EventDecoder
 from kvist_epp.engines.vllm.kv_events import GPU, Batch, Removed, Stored
 from kvist_epp.index.byte_index import Index
+from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.index.snapshot.sections import Captured, Section
+from kvist_epp.kvevents.block_decoder import BlockDecoder
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import DecodeChecker, Encode
 from kvist_epp.kvevents.evicted_blocks import EvictedBlocks
@@ -40,45 +40,6 @@ class TokenText(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Tokenize, with special tokens recognised in the text and none added."""
-
-
-class BlockDecoder:
-    """Decodes token ids to the bytes of their blocks.
-
-    ``pieces``: bytes of each token id, b"" where the id does not exist.
-    """
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self.pieces: list[bytes | None] = [piece or None for piece in pieces]
-        """None makes ``join`` fail, so that an id that does not exist is noticed at no cost to the others."""
-        self.events = EventDecoder(pieces)
-
-    def ids(self, event: Stored) -> list[int]:
-        """Return the token ids of an event."""
-        return event.token_ids if event.pieces is None else self.events.ids(event.pieces)
-
-    def texts(self, event: Stored) -> tuple[list[bytes], bool]:
-        """Return the bytes of each block of an event up to the first that is not text, and whether all ids
-        are known."""
-        size, opaque_from = event.block_size, event.opaque_from
-        if event.pieces is None:
-            ids = event.token_ids
-            return self.decode(ids if opaque_from is None else ids[: opaque_from * size], size)
-        pieces = iter(event.pieces if opaque_from is None else event.pieces[: opaque_from * size])
-        return list(map(b"".join, zip(*[pieces] * size, strict=False))), True
-
-    def decode(self, ids: Sequence[int], block_size: int) -> tuple[list[bytes], bool]:
-        """Return the bytes of each block up to the first unknown id, and whether all ids are known."""
-        try:
-            if len(ids) > 1:  # itemgetter is the fastest way to look up many
-                tokens: Any = iter(itemgetter(*ids)(self.pieces))
-            else:
-                tokens = iter([self.pieces[token] for token in ids])
-            return list(map(b"".join, zip(*[tokens] * block_size, strict=False))), True
-        except (IndexError, TypeError):
-            known, pieces = len(self.pieces), self.pieces
-            unknown = next(at for at, token in enumerate(ids) if token >= known or pieces[token] is None)
-            return self.decode(ids[: unknown - unknown % block_size], block_size)[0], False
 
 
 class Ingestor:
@@ -322,6 +283,8 @@ class Ingestor:
         loaded = self.tiers.loaded(state, event.hashes) if state.tiered else 0
         texts, complete = self._decoder.texts(event)
         state.stats.unknown_ids += not complete
+        if decode and (event.media or (texts and TOKEN in texts[0])):
+            decode = False  # no model generates media
         if texts and not self._place_texts(state, event, texts, decode=decode):
             return None
         if opaque := event.hashes[len(texts) :]:
@@ -335,7 +298,7 @@ class Ingestor:
             self.tiers.on_computed(state, event, texts, decode=decode)
         state.stats.blocks += len(event.hashes)
         tokens = event.tokens
-        first = self._sessions.add(state.name, session, single=len(event.hashes) == 1)
+        first = self._sessions.add(state.name, session, single=decode and len(event.hashes) == 1)
         return Observation(
             publisher=state.name,
             endpoint=state.endpoint,
@@ -345,6 +308,7 @@ class Ingestor:
             cached=before if first else None,
             phase="decode" if decode else "prefill",
             depth=None if before is None else before + tokens,
+            last_block=event.hashes[-1],
         )
 
     def _place_texts(self, state: PublisherState, event: Stored, texts: list[bytes], *, decode: bool) -> bool:

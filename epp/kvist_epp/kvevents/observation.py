@@ -20,6 +20,8 @@ class Observation(msgspec.Struct, frozen=True):
     phase: Literal["prefill", "decode"]
     depth: int | None
     """Tokens from the root to the end of the last block."""
+    last_block: int | None = None
+    """Hash of the last block."""
     loaded: int = 0
     """Of ``tokens``: those that a slower tier held, from which the engine has loaded them."""
 

@@ -16,12 +16,13 @@ Prefixes that a single tenant requests, and those with a cache salt, are private
 
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from random import Random
 from typing import Final
 
 import msgspec
 
+from kvist_epp.index.media_marks import ITEM
 from kvist_epp.index.tree.holders import ONES
 from kvist_epp.index.tree.segment import Root, Segment
 from kvist_epp.prefix_stats.window import Window
@@ -124,10 +125,11 @@ class HotPrefixes:
         Blocks that two prefixes share count once against the budget. With ``masks``, only prefixes that end
         in masked blocks are returned, and only such blocks count.
         """
-        return [self.prefix_at(place, matches) for place, matches in self.places(budget, now, masks)]
+        found = [self.prefix_at(place, matches) for place, matches in self.places(budget, now, masks)]
+        return [prefix for prefix in found if prefix.tokens]
 
     def prefix_at(self, place: Place, matches: int) -> HotPrefix:
-        """Return the prefix that ends at a place."""
+        """Return the prefix that ends at a place, or before its first medium, which is no text."""
         segment, blocks = place
         size, key = segment.tree.block_size, segment.tree.key
         tokens = (segment.base + blocks) * size
@@ -136,6 +138,9 @@ class HotPrefixes:
             blocks, segment = segment.at + 1, segment.parent
             text = segment.text[: segment.offset(blocks)] + text
             sizes = (*segment.sizes[:blocks], *sizes)
+        if (media := text.find(ITEM)) >= 0:
+            ends = [end for end in accumulate(sizes) if end <= media]
+            text, tokens, sizes = text[: ends[-1] if ends else 0], len(ends) * size, sizes[: len(ends)]
         return HotPrefix(key, text, tokens, matches, sizes)
 
     def places(self, budget: int, now: float, masks: Masks | None = None) -> list[tuple[Place, int]]:

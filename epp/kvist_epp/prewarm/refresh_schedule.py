@@ -38,7 +38,7 @@ class RefreshSchedule:
                 self._next_at = now
             place, matches = self._places.popleft()
             if place[1] <= len(place[0].hashes):
-                found.append(self._hot.prefix_at(place, matches))
+                found += [prefix for prefix in [self._hot.prefix_at(place, matches)] if prefix.tokens]
             self._next_at += self._gap
         return found
 

@@ -15,6 +15,7 @@ A request that cannot be rendered as the engine does is matched by its plain tex
 - ``template_loops``: loops over messages in the tree of a template, and the content format that they imply.
 - ``harmony``: chats of gpt-oss, which engines write by code and not by a template.
 - ``harmony_tools``: declarations of tools as gpt-oss reads them.
+- ``media_texts``: what engines put into prompts in place of media, learned from their events.
 - ``plain_text``: the text of a request whose prompt is not known.
 - ``tool_texts``: declarations of tools, which are written once for a list of tools.
 - ``checkpoints``: prompts of long chats, and the places in them from which the next turn is rendered.

@@ -303,7 +303,8 @@ def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
         if block["text"]:
             said.setdefault("content", []).append({"type": "text", "text": block["text"]})
     elif kind == "image":
-        said.setdefault("content", []).append({"type": "image_url", "image_url": {}})
+        picture = {"type": "image_url", "image_url": block.get("source")}
+        said.setdefault("content", []).append(picture)
     elif kind == "thinking":
         said["reasoning"] = said.get("reasoning", "") + block["thinking"]
     elif kind == "tool_use":

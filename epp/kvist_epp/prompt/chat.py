@@ -18,7 +18,7 @@ ContentFormat = Literal["string", "openai"]
 """The content that a template expects: one text, or a list of parts."""
 
 MEDIA_MARK: Final = "KVIST-MEDIA-FROM-HERE"
-"""Mark for a media placeholder of the engine, which is unknown here; the prompt is cut at the mark."""
+"""Stands for a medium where the engine, and not the template, writes the placeholder."""
 
 
 class UnrenderableError(Exception):

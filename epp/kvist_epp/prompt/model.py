@@ -10,8 +10,10 @@ import jinja2
 from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
+from kvist_epp.index.media_marks import TOKEN, without_marks
 from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
+from kvist_epp.prompt.media_texts import MediaTexts, media_of
 from kvist_epp.prompt.request_types import Request
 from kvist_epp.prompt.template import Template, requires_system_first
 from kvist_epp.prompt.vocab import Vocabulary
@@ -46,6 +48,19 @@ CODED_CHATS: Final = frozenset(
 """Architectures whose chats vLLM writes in code of its own, whatever template their files hold
 (``vllm.config.model``, 0.32), and which cannot be rendered here; gpt-oss can (``harmony``)."""
 
+
+_MEDIA_WORDS: Final = ("vision", "image", "visual", "audio", "video", "mm_", "thinker", "media")
+"""In names of a configuration: those of models that take media."""
+_PLACEHOLDERS: Final = (
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "video_token_index",
+    "audio_token_id",
+    "audio_token_index",
+    "media_placeholder_token_id",
+)
+"""Names of placeholder tokens in configurations."""
 
 _CODED: Final = "its engines write chats in code of their own"
 NO_TEMPLATE: Final = "its files hold no chat template"
@@ -84,7 +99,8 @@ _NO_CHAT_SETTINGS: Final = Chats()
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Renders requests to the bytes the engine's tokens will join to; immutable after load."""
+    """Renders requests to the bytes the engine's tokens will join to; immutable after load but for what it
+    learns of media."""
 
     name: str
     """The source it was loaded from."""
@@ -97,6 +113,10 @@ class Model:
     """The engines of the Messages API move system messages between others into the first one."""
     why_no_chats: str = ""
     """Why chats are not rendered; empty if they are."""
+    media: MediaTexts | None = field(default=None, repr=False)
+    """What its engines make of pictures, sound and video; None: it takes none."""
+    placeholders: frozenset[int] = frozenset()
+    """Ids of the tokens of which engines put as many into a prompt as a medium needs."""
 
     @classmethod
     def load(cls, source: str, chats: Chats = _NO_CHAT_SETTINGS) -> Self:
@@ -124,6 +144,8 @@ class Model:
             tool_template=None if tools is None else _compiled(source, tools, specials, chats),
             merges_system=merges,
             why_no_chats=_CODED if coded else NO_TEMPLATE if default is None else "",
+            media=MediaTexts() if _takes_media(described) else None,
+            placeholders=_placeholders(described, vocabulary),
         )
 
     @property
@@ -138,8 +160,12 @@ class Model:
 
     @property
     def pieces(self) -> list[bytes]:
-        """Return the bytes of each token id; ``b""`` for ids in ``absent``."""
-        return self.vocabulary.pieces
+        """Return the bytes of each token id in events; ``b""`` for ids in ``absent``."""
+        if not self.placeholders:
+            return self.vocabulary.pieces
+        return [
+            TOKEN if at in self.placeholders else piece for at, piece in enumerate(self.vocabulary.pieces)
+        ]
 
     @property
     def absent(self) -> frozenset[int]:
@@ -181,12 +207,16 @@ class Model:
             raise UnrenderableError("no-template")
         if chat.inline_system and self.merges_system:
             chat = with_system_first(chat)
-        text = template.render(chat, request.size)
-        return self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
+        text = without_marks(template.render(chat, request.size))
+        prompt = self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
+        if self.media is None or isinstance(template, HarmonyChats) or not (media := media_of(chat)):
+            return prompt
+        return self.media.place(prompt, media, lambda kind: template.media_text(kind).encode())
 
     def _completion(self, prompt: str | list[int], request: Request) -> bytes:
         if isinstance(prompt, str):
-            return self.vocabulary.prompt(prompt, add_special_tokens=request.add_special_tokens)
+            text = without_marks(prompt)
+            return self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
         try:
             if prompt and min(prompt) >= 0:
                 return self.vocabulary.join(prompt)
@@ -205,6 +235,17 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelFilesError(f"{path} is no JSON object: fetch it again")
     return found
+
+
+def _takes_media(described: dict[str, Any]) -> bool:
+    """Return whether the model may take media: by its configuration, or if it has none."""
+    return not described or any(word in name for name in described for word in _MEDIA_WORDS)
+
+
+def _placeholders(described: dict[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
+    """Return the placeholder tokens that the configuration names, if they are added tokens."""
+    named = {described.get(name) for name in _PLACEHOLDERS}
+    return frozenset(token for token in named if type(token) is int and vocabulary.is_added(token))
 
 
 def _tokenizer(home: Path, settings: dict[str, Any], specials: dict[str, str]) -> Tokenizer:

@@ -64,6 +64,8 @@ class ChatBody(msgspec.Struct):
     reasoning_effort: str | None = None
     truncate_prompt_tokens: Any = None
     kv_transfer_params: dict[str, Any] | None = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
 
 
 class CompletionBody(msgspec.Struct):
@@ -171,8 +173,14 @@ def _chat(body: bytes) -> Request:
             sent.add_generation_prompt,
             sent.continue_final_message,
             effort=sent.reasoning_effort,
+            media_settings=_media_settings(sent),
         ),
     )
+
+
+def _media_settings(sent: ChatBody) -> Any:
+    settings = (sent.mm_processor_kwargs, sent.media_io_kwargs)
+    return None if settings == (None, None) else settings
 
 
 def _chat_refusal(sent: ChatBody) -> str:

@@ -46,6 +46,8 @@ class Chat(msgspec.Struct, frozen=True):
     """Items of the Responses API, as sent, behind its instructions; several of them may be one message."""
     inline_system: bool = False
     """True if there are system messages between the others, which a template may not take (Claude Code)."""
+    media_settings: Any = None
+    """What the request says of how media are read, on which their tokens depend; None: nothing."""
     refusal: str = ""
     """Why no template can render it, or its items cannot be messages; empty if one can."""
 

@@ -73,9 +73,10 @@ class Template:
         """``string`` or ``openai``: how contents are handed over."""
         self._plans = self._traced(source, constants)
         self._checkpoints = Checkpoints(self._run) if environment.is_resumable else None
+        self._media_texts: dict[str, str] = {}
 
     def render(self, chat: Chat, size: int = 0) -> str:
-        """Return the prompt up to the first media item; ``size`` is that of the request in bytes.
+        """Return the prompt, with ``media_text`` for each medium; ``size`` is that of the request in bytes.
 
         Raises:
             UnrenderableError: the template fails or works too long, or a message has an unknown shape.
@@ -105,6 +106,29 @@ class Template:
             UnrenderableError: as ``render``.
         """
         return self._rendered(chat)
+
+    def media_text(self, kind: str) -> str:
+        """Return what stands for each medium of this kind ("image", …) in the prompt; empty: it does not
+        show."""
+        found = self._media_texts.get(kind)
+        if found is None:
+            found = self._media_texts[kind] = MEDIA_MARK if self.style == "string" else self._shown(kind)
+        return found
+
+    def _shown(self, kind: str) -> str:
+        """Return by how much a message with a medium is longer than one without."""
+        field = next(name for name in chats.MODALITY if chats.MODALITY[name] == kind)
+        media = [{"type": field, field: {}}]
+        try:
+            without, shown = (
+                self.complete(Chat([{"role": "user", "content": [_part("A"), *between, _part("B")]}]))
+                for between in ([], media)
+            )
+        except UnrenderableError:
+            return ""
+        longer = len(shown) - len(without)
+        at = next((at for at in range(len(without)) if shown[at] != without[at]), 0)
+        return shown[at : at + longer] if longer > 0 and shown[:at] + shown[at + longer :] == without else ""
 
     def _traced(self, source: str, constants: Variables) -> RenderPlans | None:
         """Return an empty set of plans; None if the template has parts that cannot be traced."""
@@ -141,11 +165,10 @@ class Template:
         if not messages:
             raise UnrenderableError("empty")
         if chat.continue_final_message:
-            return self._continued(chat, messages, media=media)
+            return self._continued(chat, messages)
         if checkpoints is not None and not media and messages is seen:
             return checkpoints.render(chat, self._given(chat), messages, known)
-        rendered = self._run(chat, messages)
-        return rendered.partition(MEDIA_MARK)[0] if media else rendered
+        return self._run(chat, messages)
 
     def _given(self, chat: Chat) -> Variables:
         """Return the variables of the request that the template uses."""
@@ -174,19 +197,21 @@ class Template:
         except Exception:  # noqa: BLE001 a template may raise anything; it must never fail a request
             raise UnrenderableError("template") from None
 
-    def _continued(self, chat: Chat, messages: list[dict[str, Any]], *, media: bool) -> str:
+    def _continued(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
         """Return the prompt up to the end of the last message's text, which the model is to continue."""
         if chat.add_generation_prompt or not self._has_content:
             raise UnrenderableError("continue")
         last, text = _marked(messages[-1])
         rendered = self._run(chat, [*messages[:-1], last])
-        if media:
-            rendered = rendered.partition(MEDIA_MARK)[0]
         at = rendered.rfind(_CONTINUE.strip())
         if at < 0 or text.strip() not in rendered:
             raise UnrenderableError("continue")
         trimmed = not rendered.startswith(_CONTINUE, at)
         return rendered[:at].rstrip() if trimmed else rendered[:at]
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def requires_system_first(source: str | None) -> bool:

@@ -56,6 +56,10 @@ class Vocabulary:
         pieces = self.pieces
         return b"".join([pieces[identifier] for identifier in ids])
 
+    def is_added(self, token: int) -> bool:
+        """Return whether a token is an added one, which no other text is cut into."""
+        return token in self._tokenizer.get_added_tokens_decoder()
+
     def encode(self, text: str) -> list[int]:
         """The real tokenizer's ids: specials recognised in the text, none added."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

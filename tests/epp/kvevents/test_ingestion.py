@@ -7,11 +7,12 @@ from tests.fakes.learning import PROMPT, SIZE, Learning, prompted, stored
 from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Removed, Stored
+from kvist_epp.index.media_marks import TOKEN, item_mark
 from kvist_epp.kvevents.ingestion import MAX_BLOCKS
 from kvist_epp.kvevents.observation import RecentSessions
 from kvist_epp.kvevents.publisher_state import Quarantine
 
-ABSENT = len(Words().pieces) - 1
+ABSENT = Words().pieces.index(b"")
 
 
 def test_a_prompt_becomes_text() -> None:
@@ -106,8 +107,45 @@ def test_an_adapter_s_prompt_is_matched_with_the_adapter_only() -> None:
     assert [engine.tokens(PROMPT, lora=name) for name in ("ad", "other", None)] == [8, 0, 0]
 
 
-def test_a_prompt_with_media_is_matched_up_to_the_first() -> None:
-    """Blocks with media never match, nor does what follows them, in this event or a later one."""
+def test_blocks_with_media_match_their_marks_only() -> None:
+    """A block in which media begin has a mark before the first token of each; another medium of equal tokens
+    does not match, nor does text without a mark, and what follows in later events has the block as parent."""
+    engine = Learning()
+    media = ((5, "cat"), (7, "dog"))
+    engine.send(stored([1, 2, 3], None, b"aaaabbbbcccc", media=media), stored([4, 5], 3, b"ddddeeee"))
+    rest = b"ccccddddeeee"
+
+    assert engine.tokens(b"aaaab" + item_mark("cat") + b"bb" + item_mark("dog") + b"b" + rest) == 20
+    assert engine.tokens(b"aaaab" + item_mark("cat") + b"bb" + item_mark("cat") + b"b" + rest) == 4
+    assert engine.tokens(b"aaaabbbb" + rest) == 4
+    assert engine.counters.opaque_blocks == 0
+
+
+def test_a_single_block_of_placeholders_is_no_answer() -> None:
+    """A chunk of a prompt may be one block of a picture: no model generates those, so it needs no check."""
+    engine = Learning()
+    picture = engine.words.picture
+    engine.send(stored([1], None, [*b"aa", picture, picture], media=((2, "cat"),)))
+    engine.send(stored([2], 1, [picture] * 4), stored([3, 4], 2, b"ccccdddd"))
+
+    assert engine.tokens(b"aa" + item_mark("cat") + 6 * TOKEN + b"ccccdddd") == 16
+    assert engine.stats == (0, 0, 0)
+
+
+def test_an_answer_behind_a_picture_is_checked_without_it() -> None:
+    """The tokenizer knows neither marks nor placeholders: the text before them does not matter."""
+    engine = Learning()
+    picture = engine.words.picture
+    engine.send(stored([1, 2], None, [*b"aaaa", picture, picture, *b"bb"], media=((4, "cat"),)))
+    engine.send(stored([3], 2, b"cccc"), stored([4], 3, b"dddd"))
+    engine.settle()
+
+    assert engine.tokens(b"aaaa" + item_mark("cat") + 2 * TOKEN + b"bbccccdddd") == 16
+    assert engine.stats == (2, 0, 0)
+
+
+def test_a_prompt_with_embeddings_is_matched_up_to_the_first() -> None:
+    """Opaque blocks never match, nor does what follows them, in this event or a later one."""
     engine = Learning()
     engine.send(stored([1, 2, 3], None, b"aaaabbbbcccc", opaque_from=1), stored([4, 5], 3, b"ddddeeee"))
     engine.send(stored([6], 5, b"ffff"))
@@ -117,7 +155,7 @@ def test_a_prompt_with_media_is_matched_up_to_the_first() -> None:
     assert (engine.counters.opaque_blocks, engine.counters.orphans) == (2, 0)
 
 
-@pytest.mark.parametrize("token", [ABSENT, ABSENT + 1, 2**31])
+@pytest.mark.parametrize("token", [ABSENT, ABSENT + 2, 2**31])
 def test_ids_the_model_does_not_have_make_blocks_that_never_match(token: int) -> None:
     """A wrong vocabulary must not produce text with holes."""
     engine = Learning()
@@ -245,13 +283,16 @@ def test_a_long_event_is_ingested_in_slices_without_looking_like_decode() -> Non
     assert (len(steps), engine.tokens(text[: 513 * SIZE])) == (2, 513 * SIZE)
 
 
-def test_media_in_a_long_event_stay_where_they_are() -> None:
-    """Slicing keeps the position of the first block that is not text."""
+def test_what_is_no_text_in_a_long_event_stays_where_it_is() -> None:
+    """Slicing keeps the places of media, and that of the first opaque block."""
     engine = Learning()
     text = PROMPT * 300
-    engine.send(stored(list(range(1, 601)), None, text, opaque_from=400))
+    engine.send(
+        stored(list(range(1, 601)), None, text, opaque_from=500, media=((9, "cat"), (4 * 400 + 3, "dog")))
+    )
 
-    assert engine.tokens(text) == 400 * SIZE
+    marked = text[:9] + item_mark("cat") + text[9:1603] + item_mark("dog") + text[1603:]
+    assert engine.tokens(marked) == 500 * SIZE
 
 
 def test_the_first_event_of_a_request_shows_what_was_cached() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.index.byte_index import Index, Root
+from kvist_epp.index.media_marks import item_mark
 from kvist_epp.index.tree.segment import Segment
 from kvist_epp.prefix_stats.hot_prefixes import PLACES, HotPrefix, HotPrefixes, Place
 
@@ -67,6 +68,22 @@ def test_a_salted_prefix_is_never_returned() -> None:
     for tenant in ("one", "two", "three"):
         assert pool.ask("secret", tenant, root=(None, "salt")) == 6
     assert pool.texts(1_000) == []
+
+
+def test_a_prefix_ends_before_its_first_medium() -> None:
+    """A picture cannot be sent again as text: what precedes it can, and nothing is left of some prefixes."""
+    pool = Pool()
+    mark = item_mark("cat")
+    for before in ("text", ""):
+        blocks = [*(c.encode() for c in before), mark, b"c"]
+        prompt = b"".join(blocks)
+        hashes = [hash(prompt[: at + 1]) % 2**64 for at in range(len(blocks))]
+        pool.index.stored(pool.who, PLAIN, None, hashes, blocks, block_size=SIZE)
+        for tenant in ("one", "two"):
+            pool.ask(prompt.decode(), tenant)
+    assert [(one.text, one.tokens, one.sizes) for one in pool.hot.hottest(1_000, 0.0)] == [
+        (b"text", 4 * SIZE, (1,) * 4)
+    ]
 
 
 def test_adapters_have_prefixes_of_their_own() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.models.folders import SHAPES, TEMPLATES
 
 from kvist_epp.prompt import template as templates
-from kvist_epp.prompt.chat import UnrenderableError
+from kvist_epp.prompt.chat import MEDIA_MARK, UnrenderableError
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
 from kvist_epp.prompt.tools import template_tools
@@ -102,13 +102,13 @@ def test_many_messages_of_a_large_body_are_not_joined() -> None:
         render(EACH, *[USER] * 1000, size=templates.COPY_LIMIT // 999)
 
 
-def test_the_prompt_ends_where_media_begin() -> None:
-    """Text before media is matched; the engine's tokens for media are not known."""
+def test_media_are_marked_where_the_engine_writes_their_placeholders() -> None:
+    """Templates that take one text get the engine's placeholders in it, before the text of the message."""
     image = {
         "role": "user",
         "content": [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "x"}],
     }
-    assert render(EACH, USER, image) == "user: hi\nuser: "
+    assert render(EACH, USER, image) == f"user: hi\nuser: {MEDIA_MARK}\nx\n"
 
 
 @pytest.mark.parametrize(

@@ -2,29 +2,40 @@
 
 Extra keys are what a block's hash covers besides its tokens. In messages they are untagged so far
 (``to_event_extra_keys`` in ``v1/core/kv_cache_utils.py``), in this order: the LoRA name, pairs (media id,
-offset), the cache salt (only in the block that begins at token 0), a digest of prompt embeddings. Inside, the
-engine uses tagged tuples, which its authors mean to publish one day: both are understood. Any other key makes
-a block opaque: a block that is never matched costs a cache hit, a wrong match would make the index wrong.
+offset of its first token from the block's, negative in all blocks but the first), the cache salt (only in the
+block that begins at token 0), a digest of prompt embeddings. Inside, the engine uses tagged tuples, which its
+authors mean to publish one day: both are understood. Any other key makes a block opaque: a block that is
+never matched costs a cache hit, a wrong match would make the index wrong.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+Media = tuple[tuple[int, str], ...]
+"""(place of its first token in the event, identifier) of each medium that begins there."""
+
 
 def read_extra_keys(
-    extra_keys: Sequence[Any], lora: str | None, *, at_root: bool
-) -> tuple[str | None, int | None]:
-    """Return (cache salt, index of the first block that is not only text); one entry for each block."""
+    extra_keys: Sequence[Any], lora: str | None, block_size: int, *, at_root: bool
+) -> tuple[str | None, int | None, Media]:
+    """Return cache salt, index of the first opaque block, and media; one entry for each block."""
     salt: str | None = None
+    media: list[tuple[int, str]] = []
     for position, keys in enumerate(extra_keys):
         if not keys:
             continue
         rest, found = _text_keys(keys, lora)
         misplaced = found is not None and not (at_root and position == 0)
-        if rest or misplaced:
-            return salt or (None if misplaced else found), position
+        pairs = list(map(_media_pair, rest))
+        if misplaced or None in pairs:
+            return salt or (None if misplaced else found), position, tuple(media)
+        media += [
+            (position * block_size + offset, identifier)
+            for identifier, offset in filter(None, pairs)
+            if 0 <= offset < block_size
+        ]
         salt = salt or found
-    return salt, None
+    return salt, None, tuple(media)
 
 
 def _text_keys(keys: Any, lora: str | None) -> tuple[list[Any], str | None]:
@@ -49,15 +60,32 @@ def _tagged(key: Any, tag: str) -> bool:
     return isinstance(key, list) and len(key) > 1 and key[0] == tag and isinstance(key[1], str)
 
 
+def _media_pair(key: Any) -> tuple[str, int] | None:
+    """Return (identifier, offset) of a medium; None if the key is anything else."""
+    if not isinstance(key, list):
+        return None
+    pair = key[1:] if len(key) == 3 and key[0] == "mm" else key
+    if len(pair) == 2 and type(pair[0]) is str and type(pair[1]) is int:
+        return pair[0], pair[1]
+    return None
+
+
 def write_extra_keys(
-    blocks: int, lora: str | None, salt: str | None, opaque_from: int | None
+    blocks: int,
+    lora: str | None,
+    salt: str | None,
+    opaque_from: int | None,
+    media: Media = (),
+    block_size: int = 1,
 ) -> list[list[Any] | None] | None:
     """Return extra keys as vLLM publishes them; None if no block has any."""
-    if lora is None and salt is None and opaque_from is None:
+    if lora is None and salt is None and opaque_from is None and not media:
         return None
     keys: list[list[Any]] = [[] if lora is None else [lora] for _ in range(blocks)]
-    if opaque_from is not None:
-        keys[opaque_from].append(["media", 0])
+    for at, identifier in media:
+        keys[at // block_size].append([identifier, at % block_size])
     if salt is not None:
         keys[0].append(salt)
+    if opaque_from is not None:
+        keys[opaque_from].append(b"embeds")
     return [block or None for block in keys]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from kvist_epp.engines.vllm.extra_keys import read_extra_keys, write_extra_keys
+from kvist_epp.engines.vllm.extra_keys import Media, read_extra_keys, write_extra_keys
 from kvist_epp.errors import EventError
 from kvist_epp.names import HOST_MEDIUM, LMCACHE_MEDIUM, SHARED_MEDIUM, STORAGE_MEDIUM
 
@@ -29,6 +29,8 @@ SHARED: str = SHARED_MEDIUM
 """Storage whose events have locality REMOTE (vLLM 0.31 on): other engines may read it, too."""
 LMCACHE: str = LMCACHE_MEDIUM
 """A server of LMCache. Its connector's events say ``CPU``; endpoints say that it is one."""
+
+_NO_MEDIA: Media = ()
 
 Form: TypeAlias = Literal["map", "array"]
 
@@ -56,7 +58,9 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     salt: str | None = None
     """Cache salt; known only when the event begins at token 0."""
     opaque_from: int | None = None
-    """Index of the first block whose content is not (only) text: media, prompt embeddings, unknown keys."""
+    """Index of the first block of which tokens and media are not all: prompt embeddings, unknown keys."""
+    media: Media = ()
+    """Place of the first token of each medium, counted from the event's first token, and its identifier."""
     session: str | None = None
     """``X-Session-ID`` of the request that caused the event (0.32 on)."""
     pieces: list[bytes] | None = None
@@ -89,6 +93,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             token_ids=self.token_ids[first:last],
             pieces=None if self.pieces is None else self.pieces[first:last],
             opaque_from=opaque_from if opaque_from is not None and opaque_from < end - start else None,
+            media=tuple([(at - first, identifier) for at, identifier in self.media if first <= at < last]),
         )
 
 
@@ -297,9 +302,11 @@ def normal_stored(wire: StoredFields, token_ids: list[int], pieces: list[bytes] 
     lora = wire.lora_name
     if lora is None and wire.lora_id is not None:
         lora = f"lora_id={wire.lora_id}"
-    salt, opaque_from = None, None
+    salt, opaque_from, media = None, None, _NO_MEDIA
     if wire.extra_keys is not None:
-        salt, opaque_from = read_extra_keys(wire.extra_keys, wire.lora_name, at_root=parent is None)
+        salt, opaque_from, media = read_extra_keys(
+            wire.extra_keys, wire.lora_name, wire.block_size, at_root=parent is None
+        )
     return Stored(
         hashes=_hashes(wire.block_hashes),
         parent=None if parent is None else _hash(parent),
@@ -312,6 +319,7 @@ def normal_stored(wire: StoredFields, token_ids: list[int], pieces: list[bytes] 
         window=wire.kv_cache_spec_sliding_window,
         salt=salt,
         opaque_from=opaque_from,
+        media=media,
         session=wire.session_id,
         pieces=pieces,
     )
@@ -374,7 +382,9 @@ def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
         "lora_name": event.lora,
     }
     optional = {
-        "extra_keys": write_extra_keys(len(event.hashes), event.lora, event.salt, event.opaque_from),
+        "extra_keys": write_extra_keys(
+            len(event.hashes), event.lora, event.salt, event.opaque_from, event.media, event.block_size
+        ),
         "group_idx": event.group,
         "kv_cache_spec_kind": event.kind,
         "kv_cache_spec_sliding_window": event.window,

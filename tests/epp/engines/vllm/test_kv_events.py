@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.engines.vllm.extra_keys import read_extra_keys
+from kvist_epp.engines.vllm.extra_keys import Media, read_extra_keys
 from kvist_epp.engines.vllm.kv_events import (
     Batch,
     Cleared,
@@ -207,30 +207,39 @@ def test_an_adapter_without_a_name_is_not_the_base_model() -> None:
 @pytest.mark.parametrize(
     ("keys", "lora", "at_root", "expected"),
     [
-        ([["salt"], None], None, True, ("salt", None)),
-        ([["ad"], ["ad"]], "ad", True, (None, None)),
-        ([["ad", "salt"], ["ad"]], "ad", True, ("salt", None)),
-        ([["ad", "ad"], ["ad"]], "ad", True, ("ad", None)),
-        ([None, [["image", 3]], None], None, True, (None, 1)),
-        ([[["image", 3], "salt"]], None, True, ("salt", 0)),
-        ([None, [b"digest"]], None, False, (None, 1)),
-        ([["salt"]], None, False, (None, 0)),
-        ([None, ["salt"]], None, True, (None, 1)),
-        ([["one", "two"]], None, True, (None, 0)),
-        ([[7]], None, True, (None, 0)),
-        ([[["lora", "ad", "/path"], ["cache_salt", "salt"]]], "ad", True, ("salt", None)),
-        ([[["mm", "image", 3]]], None, True, (None, 0)),
-        ([[["prompt_embeds", b"digest"]]], None, True, (None, 0)),
-        ([[["cache_salt", 5]]], None, True, (None, 0)),
-        ([], None, True, (None, None)),
+        ([["salt"], None], None, True, ("salt", None, ())),
+        ([["ad"], ["ad"]], "ad", True, (None, None, ())),
+        ([["ad", "salt"], ["ad"]], "ad", True, ("salt", None, ())),
+        ([["ad", "ad"], ["ad"]], "ad", True, ("ad", None, ())),
+        ([None, [["image", 3]], None], None, True, (None, None, ((7, "image"),))),
+        ([[["image", 3], "salt"]], None, True, ("salt", None, ((3, "image"),))),
+        (
+            [[["image", 3]], [["image", -1], ["b", 0], ["b", 2]]],
+            None,
+            True,
+            (None, None, ((3, "image"), (4, "b"), (6, "b"))),
+        ),
+        ([[["image", -9]]], None, False, (None, None, ())),
+        ([[["image", 3]], [b"digest"]], None, False, (None, 1, ((3, "image"),))),
+        ([[["image", True]]], None, True, (None, 0, ())),
+        ([None, [b"digest"]], None, False, (None, 1, ())),
+        ([["salt"]], None, False, (None, 0, ())),
+        ([None, ["salt"]], None, True, (None, 1, ())),
+        ([["one", "two"]], None, True, (None, 0, ())),
+        ([[7]], None, True, (None, 0, ())),
+        ([[["lora", "ad", "/path"], ["cache_salt", "salt"]]], "ad", True, ("salt", None, ())),
+        ([[["mm", "image", 3]]], None, True, (None, None, ((3, "image"),))),
+        ([[["prompt_embeds", b"digest"]]], None, True, (None, 0, ())),
+        ([[["cache_salt", 5]]], None, True, (None, None, ())),
+        ([], None, True, (None, None, ())),
     ],
 )
 def test_extra_keys_are_taken_apart_safely(
-    keys: list[Any], lora: str | None, at_root: bool, expected: tuple[str | None, int | None]
+    keys: list[Any], lora: str | None, at_root: bool, expected: tuple[str | None, int | None, Media]
 ) -> None:
     """Untagged and tagged: adapter, salt, media, embeddings; what is unclear makes a block opaque."""
 
-    assert read_extra_keys(keys, lora, at_root=at_root) == expected
+    assert read_extra_keys(keys, lora, 4, at_root=at_root) == expected
 
 
 def test_salt_and_media_of_an_event() -> None:
