@@ -46,6 +46,10 @@ _CONTINUE: Final = "KVIST-CONTINUES-HERE "
 """Mark at the end of the message to continue; its blank shows whether the template trims."""
 
 
+_AROUND: Final = ("Before", "Behind")
+"""Texts around a medium, to see what a template writes for it."""
+
+
 class Template:
     """A compiled chat template with the special tokens it may use."""
 
@@ -116,19 +120,24 @@ class Template:
         return found
 
     def _shown(self, kind: str) -> str:
-        """Return by how much a message with a medium is longer than one without."""
+        """Return by what a message with a medium is longer than one without, or what is between two texts.
+
+        White space around it belongs to the texts: templates put it where they join parts.
+        """
         field = next(name for name in chats.MODALITY if chats.MODALITY[name] == kind)
-        media = [{"type": field, field: {}}]
+        texts = [{"type": "text", "text": text} for text in _AROUND]
         try:
             without, shown = (
-                self.complete(Chat([{"role": "user", "content": [_part("A"), *between, _part("B")]}]))
-                for between in ([], media)
+                self.complete(Chat([{"role": "user", "content": [texts[0], *media, texts[1]]}]))
+                for media in ([], [{"type": field, field: {}}])
             )
         except UnrenderableError:
             return ""
         longer = len(shown) - len(without)
-        at = next((at for at in range(len(without)) if shown[at] != without[at]), 0)
-        return shown[at : at + longer] if longer > 0 and shown[:at] + shown[at + longer :] == without else ""
+        at = next((at for at in range(len(without)) if shown[at : at + 1] != without[at]), len(without))
+        if longer > 0 and shown[:at] + shown[at + longer :] == without:
+            return shown[at : at + longer].strip()
+        return shown.partition(_AROUND[0])[2].partition(_AROUND[1])[0].strip()
 
     def _traced(self, source: str, constants: Variables) -> RenderPlans | None:
         """Return an empty set of plans; None if the template has parts that cannot be traced."""
@@ -208,10 +217,6 @@ class Template:
             raise UnrenderableError("continue")
         trimmed = not rendered.startswith(_CONTINUE, at)
         return rendered[:at].rstrip() if trimmed else rendered[:at]
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
 
 
 def requires_system_first(source: str | None) -> bool:

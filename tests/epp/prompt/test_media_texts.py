@@ -191,6 +191,13 @@ FIRST = parts("{{ '<img>' if p.type == 'image' }}").replace("{% endfor %}{% endf
 )
 
 
+JOINED = parts(
+    "{% if p.type == 'image' %}<i/>{% else %}"
+    "{{ ' ' if loop.previtem is defined and loop.previtem.type == 'text' }}{{ p.text }}{% endif %}"
+)
+"""It puts a blank between two texts only."""
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -199,6 +206,8 @@ FIRST = parts("{{ '<img>' if p.type == 'image' }}").replace("{% endfor %}{% endf
         (parts("{% if p.type == 'image' %}<i>A</i>{% else %}{{ p.text }}{% endif %}"), "<i>A</i>"),
         (parts("{{ p.text or '' }}"), ""),
         (parts("{{ p.text if p.type == 'text' else raise_exception('no') }}"), ""),
+        (parts("{{ '<i/>\\n' if p.type == 'image' else p.text }}"), "<i/>"),
+        (JOINED, "<i/>"),
         (FIRST, "<img>"),
     ],
 )
