@@ -29,6 +29,8 @@ from kvist_epp.prompt.request_types import Chat
 
 MEMORY: Final = 32 << 20
 """Bytes of texts that are kept; those of the media that were not asked for longest are dropped first."""
+KEPT: Final = 500
+"""Bytes that are kept besides each text."""
 CONFIRMING: Final = 12
 """Bytes of the text behind a medium that tell where the medium's own text ends."""
 CHANGES: Final = 3
@@ -104,6 +106,8 @@ class MediaTexts:
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
         """Digest → text, the least recently asked for first."""
         self._size = 0
+        self._digests: dict[bytes, bytes] = {}
+        """First mark of a text → the digest of its medium, as learned last."""
         self._changes: dict[bytes, int] = {}
         """Digest → how often engines knew the medium by another identifier."""
         self._shorts: set[bytes] = set()
@@ -141,28 +145,32 @@ class MediaTexts:
         the prompt, perhaps with the answer.
         """
         learned: list[bytes] = []
-        while (unknown := prompt.find(UNKNOWN)) >= 0:
-            if not engine.startswith(prompt[:unknown]):
-                if prompt.startswith(engine):
+        at = seen = 0
+        """Bytes of the prompt, and of the engine's text, that are known to be the same."""
+        while (unknown := prompt.find(UNKNOWN, at)) >= 0:
+            size = unknown - at
+            if engine[seen : seen + size] != prompt[at:unknown]:
+                if prompt.startswith(engine[seen:], at):
                     return False
                 break
-            at = unknown + MARK_SIZE
-            digest = prompt[unknown + len(UNKNOWN) : at]
+            start, at = seen + size, unknown + MARK_SIZE
+            digest = prompt[at - DIGITS : at]
             short = max(
                 (short for short in self._shorts if prompt.startswith(short, at)), key=len, default=b""
             )
             if not short:  # its place is not known
                 return True
-            behind = prompt[at + len(short) :]
-            end = _end(engine, unknown, behind)
+            at += len(short)
+            end = _end(prompt, at, engine, start)
             if end is None:
                 return False
-            self._keep(digest, engine[unknown:end])
+            self._keep(digest, engine[start:end])
             learned.append(digest)
-            prompt = engine[:end] + behind
-        same = min(len(engine), len(prompt) if unknown < 0 else unknown)
-        if engine[:same] != prompt[:same]:
-            self._forget(learned, set(_marks(prompt[:same])) - set(_marks(engine)))
+            seen = end
+        size = min(len(engine) - seen, (len(prompt) if unknown < 0 else unknown) - at)
+        ours, theirs = prompt[at : at + size], engine[seen : seen + size]
+        if ours != theirs:
+            self._forget(learned, set(_marks(ours)) - set(_marks(theirs)))
         return True
 
     def _prompt(self, parts: Iterable[bytes], *, complete: bool) -> MediaPrompt:
@@ -175,36 +183,40 @@ class MediaTexts:
             return
         self._drop(digest)
         self._known[digest] = text
-        self._size += len(text)
+        self._digests[next(_marks(text))] = digest
+        self._size += len(text) + KEPT
         while self._size > MEMORY:
             self._drop(next(iter(self._known)))
 
     def _drop(self, digest: bytes) -> None:
-        self._size -= len(self._known.pop(digest, b""))
+        text = self._known.pop(digest, None)
+        if text is not None:
+            self._size -= len(text) + KEPT
+            self._digests.pop(next(_marks(text)), None)
 
     def _forget(self, learned: Sequence[bytes], wrong: set[bytes]) -> None:
         """Forget what was learned wrongly, and media that the engine knows by other identifiers: what a URL
         leads to has changed, or how the engine reads it."""
-        stale = [digest for digest, text in self._known.items() if not wrong.isdisjoint(_marks(text))]
-        for digest in (*learned, *stale):
-            self._drop(digest)
         if len(self._changes) > CHANGED:
             self._changes.clear()
-        for digest in stale:
-            self._changes[digest] = self._changes.get(digest, 0) + 1
+        for mark in wrong:
+            if (digest := self._digests.get(mark)) is not None:
+                self._changes[digest] = self._changes.get(digest, 0) + 1
+                self._drop(digest)
+        for digest in learned:
+            self._drop(digest)
 
 
-def _end(engine: bytes, start: int, behind: bytes) -> int | None:
-    """Return where the medium's text that begins at ``start`` ends in the text of an engine; None: it does
-    not show."""
+def _end(prompt: bytes, behind: int, engine: bytes, start: int) -> int | None:
+    """Return where the medium's text that begins at ``start`` ends in the text of an engine, ``behind`` being
+    the place in the prompt of the text behind it; None: it does not show."""
     mark = engine.find(ITEM, start, start + FAR + MARK_SIZE)
-    text, next_medium, _ = behind.partition(UNKNOWN)
-    if mark < 0 or not behind:
+    if mark < 0 or behind >= len(prompt):
         return None
-    if next_medium and len(text) < CONFIRMING:
-        text += engine[start:mark] + ITEM  # it begins as this one does
-    else:
-        text = text[:CONFIRMING]
+    following = prompt.find(UNKNOWN, behind, behind + CONFIRMING + len(UNKNOWN))
+    text = prompt[behind : behind + CONFIRMING] if following < 0 else prompt[behind:following]
+    if following >= 0:
+        text += engine[start:mark] + ITEM  # the next medium begins as this one does
     end = engine.find(text, mark + MARK_SIZE)
     return end if end >= 0 else None
 

@@ -126,7 +126,7 @@ def test_what_an_engine_writes_differently_is_not_kept() -> None:
 
 def test_texts_that_were_not_asked_for_longest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded; each use of a text makes it the newest."""
-    monkeypatch.setattr(media_texts, "MEMORY", 3 * len(shown("cat")))
+    monkeypatch.setattr(media_texts, "MEMORY", 3 * (len(shown("0")) + media_texts.KEPT))
     texts = MediaTexts()
     for number in range(6):
         one = ("image", b"%016d" % number)
