@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,13 @@ class Pool(RealParts):
         await self._open_client(120)
         self._choose_ports()
         self.listed(0, 1)
-        flags = (f"--transport={self._transport}", *self._picker_flags)
-        self.picker = await self._run_picker(self._folder / "picker", *flags)
+        await self._start_picker("picker")
         await self._start_envoy(self.engines)
+
+    async def _start_picker(self, folder: str) -> None:
+        flags = (f"--transport={self._transport}", *self._picker_flags)
+        self.picker = await self._run_picker(self._folder / folder, *flags)
+        self._log_at = 0
 
     def _build_model(self) -> Path:
         """The folder of the model that all engines serve."""
@@ -89,12 +94,22 @@ class Pool(RealParts):
 
     async def restart(self, number: int) -> None:
         """Kill an engine as a crash would and start another at the same ports."""
-        import signal
-
         old = self.engines[number]
         await old.stop(signal.SIGKILL)
         self.engines[number] = self._engine(number, old.ports)
         await self.engines[number].__aenter__()
+
+    async def restart_picker(self) -> None:
+        """Kill the picker as a crash would and start another at the same ports."""
+        os.kill(self.picker.pid, signal.SIGKILL)
+        while self.picker.running():
+            await asyncio.sleep(0.05)
+        await self._start_picker("restarted")
+        while True:  # until Envoy has connected to it
+            async with self.client.get(f"{self.envoy.url}/v1/models") as response:
+                if response.status == 200:
+                    return
+            await asyncio.sleep(0.1)
 
     async def ask(self, turn: Turn, **headers: str) -> Outcome:
         """Send one request through Envoy; the conversation gets its answer."""

@@ -66,7 +66,7 @@ class PromptMatch(msgspec.Struct):
     """Basis of the choice: ``precise``, ``approximate`` or ``load``."""
     unindexed: bool = False
     """No index has all of the prompts, but the routing history does: they are plain texts, since none could
-    be rendered, or have a medium that no engine has shown."""
+    be rendered, or have a medium that no engine has shown, or of which only a URL is known."""
 
     def demand(self, uses: RecentUses, now: float) -> Demand:
         """Return the request as the policy sees it."""
@@ -122,7 +122,7 @@ def understand(
         if not prompts:
             prompts, unindexed = plain_texts(request, ask.body), True
         elif isinstance(prompts[0], MediaPrompt):
-            unindexed = not prompts[0].complete
+            unindexed = not (prompts[0].complete and prompts[0].lasting)
     stages.mark("render")
     adapter = request.model if request.model in adapters else None
     root = (adapter, request.salt)

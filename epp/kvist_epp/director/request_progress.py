@@ -89,9 +89,7 @@ class RequestProgress:
         """
         request = self._request_at(session, endpoint, now, first_event=True)
         prompt = None if request is None else request.prompt
-        if request is not None and not isinstance(
-            prompt, MediaPrompt
-        ):  # it is kept until it has been learned from
+        if request is not None and not isinstance(prompt, MediaPrompt):  # which waits to be learned from
             self._table.take_prompt(request)
         if request is not None and prompt is not None and not request.unindexed:
             matches = self._index.match(request.root, prompt)
@@ -129,6 +127,8 @@ class RequestProgress:
         """Learn from the blocks that the engine has of a prompt what it makes of the media in it."""
         publisher = self._index.publisher(seen.publisher)
         engine = None if seen.last_block is None else self._index.tail(seen.last_block, _WHOLE, publisher)
+        if len(self._table.of_session(request.session)) > 1:  # events do not say to which of them they belong
+            return
         if engine and prompt.texts.learn(prompt, engine):
             self._table.take_prompt(request)
 

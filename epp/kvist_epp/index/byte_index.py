@@ -199,11 +199,13 @@ class Index:
         if place is None:
             return None
         segment, at = place
-        text = segment.text[: segment.offset(at + 1)]
-        while len(text) < limit and segment.parent is not None:
+        texts = [segment.text[: segment.offset(at + 1)]]
+        size = len(texts[0])
+        while size < limit and segment.parent is not None:
             at, segment = segment.at, segment.parent
-            text = segment.text[: segment.offset(at + 1)] + text
-        return text[max(0, len(text) - limit) :]
+            texts.append(segment.text[: segment.offset(at + 1)])
+            size += len(texts[-1])
+        return b"".join(reversed(texts))[max(0, size - limit) :]
 
     def chain(self, name: int, blocks: int) -> list[int]:
         """Return the hashes of up to ``blocks`` blocks that end with this one, the last one first, as most

@@ -1,23 +1,22 @@
-"""Marks of media in the bytes of blocks and prompts: characters of a private use area. Pure.
+"""Marks of media in the bytes of blocks and prompts. Pure.
 
 Engines put as many placeholder tokens into a prompt as a picture, a sound or a video takes, and the hash of
 its content into the hashes of the blocks. In the index a mark with that identity precedes the first of these
 tokens, so that blocks with media are compared by their bytes as all others are: equal bytes are equal media
 at equal places. Prompts get the same bytes once the identity of a medium is known (``prompt.media_texts``).
 
-Texts of clients never contain these characters: they are replaced (``without_marks``).
+Marks begin with a byte that is in no UTF-8, and that pieces of a vocabulary do not have (``prompt.vocab``):
+neither texts nor token ids of clients can spell one.
 """
 
 import hashlib
 from typing import Final
 
-_ITEM, _UNKNOWN, _TOKEN = "\U000f4b56", "\U000f4b57", "\U000f4b58"
-
-ITEM: Final = _ITEM.encode()
+ITEM: Final = b"\xff[i]"
 """Begins the mark before the first token of a medium; 16 digits of its identity follow."""
-UNKNOWN: Final = _UNKNOWN.encode()
-"""Begins the mark of a medium of which only the request tells; 16 characters follow."""
-TOKEN: Final = _TOKEN.encode()
+UNKNOWN: Final = b"\xff[u]"
+"""Begins the mark of a medium of which only the request tells; 16 digits follow."""
+TOKEN: Final = b"\xff[t]"
 """Stands for one placeholder token: 4 bytes, as many as a token of text has on average."""
 DIGITS: Final = 16
 """Characters after ``ITEM`` or ``UNKNOWN``."""
@@ -27,17 +26,8 @@ MARK_SIZE: Final = len(ITEM) + DIGITS
 
 def item_mark(identifier: str) -> bytes:
     """Return the mark of a medium that engines know by this identifier, any text."""
-    return (
-        ITEM + hashlib.blake2b(identifier.encode(errors="surrogatepass"), digest_size=8).hexdigest().encode()
-    )
-
-
-def without_marks(text: str) -> str:
-    """Return a text of a client with U+FFFD in place of the characters of marks."""
-    for mark in (_ITEM, _UNKNOWN, _TOKEN):
-        if mark in text:  # at once where a text has no characters beyond U+FFFF
-            text = text.replace(mark, "\ufffd")
-    return text
+    digest = hashlib.blake2b(identifier.encode(errors="surrogatepass"), digest_size=DIGITS // 2)
+    return ITEM + digest.hexdigest().encode()
 
 
 def after_media(text: bytes) -> bytes:

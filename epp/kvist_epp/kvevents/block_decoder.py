@@ -50,7 +50,7 @@ class BlockDecoder:
                 if event.pieces is None
                 else event.pieces[first : first + size]
             )
-            for at, identifier in reversed(marks[block]):
+            for at, identifier in sorted(marks[block], reverse=True):
                 pieces.insert(at, item_mark(identifier))
             texts[block] = b"".join(pieces)
 

@@ -7,6 +7,7 @@ template that prints ``messages | tojson``.
 """
 
 import json
+import secrets
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -17,8 +18,8 @@ from kvist_epp.prompt.request_types import BILLING_HEADER, Chat
 ContentFormat = Literal["string", "openai"]
 """The content that a template expects: one text, or a list of parts."""
 
-MEDIA_MARK: Final = "KVIST-MEDIA-FROM-HERE"
-"""Stands for a medium where the engine, and not the template, writes the placeholder."""
+MEDIA_MARK: Final = f"KVIST-MEDIA-{secrets.token_hex(8)}"
+"""Stands for a medium where the engine, and not the template, writes the placeholder. No client knows it."""
 
 
 class UnrenderableError(Exception):

@@ -19,12 +19,15 @@ what differs only in its media.
 """
 
 import hashlib
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from kvist_epp.index.media_marks import DIGITS, ITEM, MARK_SIZE, UNKNOWN
-from kvist_epp.prompt.chat import MODALITY
+import msgspec
+
+from kvist_epp.index.media_marks import DIGITS, ITEM, MARK_SIZE, TOKEN, UNKNOWN
+from kvist_epp.prompt.chat import MODALITY, UnrenderableError
 from kvist_epp.prompt.request_types import Chat
 
 MEMORY: Final = 32 << 20
@@ -34,14 +37,25 @@ KEPT: Final = 500
 CONFIRMING: Final = 12
 """Bytes of the text behind a medium that tell where the medium's own text ends."""
 CHANGES: Final = 3
-"""After so many changes of its identifier a medium stays unknown: engines of one pool do not agree on it."""
-CHANGED: Final = 10_000
-"""Media whose changes are counted, before counting begins anew."""
+"""After so many changes of its text a medium stays unknown: engines of one pool do not agree on it."""
+CHANGED: Final = 1_000
+"""Changes that are counted, before counting begins anew."""
+ATTEMPTS: Final = 16
+"""Texts of an engine that one prompt is compared with; each shows more of it than the one before."""
+MOST: Final = 1_000
+"""Media in one request; with more it is matched by its plain text."""
 FAR: Final = 256
 """Bytes before a medium's mark that may be the engine's or the template's words for it."""
 
-Medium = tuple[str, bytes]
-"""(kind of medium, digest of it and of what changes its tokens: ``DIGITS`` characters)."""
+
+class Medium(NamedTuple):
+    """A medium of a request."""
+
+    kind: str
+    digest: bytes
+    """``DIGITS`` characters, of what was sent and of what else changes its tokens."""
+    lasting: bool = True
+    """False if only a URL was sent, whose content may change."""
 
 
 class MediaPrompt(bytes):
@@ -49,19 +63,36 @@ class MediaPrompt(bytes):
 
     texts: "MediaTexts"
     """What has written it, and learns from what the engine makes of it."""
+    media: Sequence[Medium]
     complete: bool
     """The texts of all media are known; otherwise nothing behind the first unknown one is in the index."""
+    attempts: int
+    """How often it was compared with the text of an engine."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what was sent for each medium is always the same medium."""
+        return all(medium.lasting for medium in self.media)
 
 
-def media_of(chat: Chat) -> list[Medium]:
-    """Return the media of a chat in the order of their parts."""
-    settings = chat.media_settings
-    found = []
+def media_of(chat: Chat, model: str | None = None) -> list[Medium]:
+    """Return the media of a chat in the order of their parts; ``model``: the name in the request, perhaps of
+    an adapter.
+
+    Raises:
+        UnrenderableError: there are too many.
+    """
+    found: list[tuple[str, dict[str, Any]]] = []
     for message in chat.messages:
         content = message.get("content")
         if type(content) is list:
-            found += [_medium(kind, part, settings) for part in content if (kind := _kind(part))]
-    return found
+            found += [(kind, part) for part in content if (kind := _kind(part))]
+    if len(found) > MOST:
+        raise UnrenderableError("media")
+    if not found:
+        return []
+    settings = hashlib.sha256(_encoder.encode((model, chat.media_settings)))
+    return [_medium(kind, part, settings.copy()) for kind, part in found]
 
 
 def _kind(part: Any) -> str | None:
@@ -74,29 +105,17 @@ def _kind(part: Any) -> str | None:
     return MODALITY.get(kind) if type(kind) is str else None
 
 
-def _medium(kind: str, part: dict[str, Any], settings: Any) -> Medium:
+def _medium(kind: str, part: dict[str, Any], digest: "hashlib._Hash") -> Medium:
     named = part.get("uuid")  # is its identifier, whatever its content is
-    sent = named if named is not None else {name: part[name] for name in part if name != "cache_control"}
-    digest = hashlib.sha256()  # half the time of blake2b where the processor has instructions for it
-    for text in _texts((kind, sent, settings)):
-        digest.update(text)
-        digest.update(b"\0")
-    return kind, digest.hexdigest()[:DIGITS].encode()
+    sent = {name: part[name] for name in part if name != "cache_control"} if named is None else named
+    encoded = _encoder.encode((kind, named is None, sent))
+    digest.update(encoded)  # sha256: half the time of blake2b where the processor has instructions for it
+    lasting = named is not None or _URL.search(encoded) is None
+    return Medium(kind, digest.hexdigest()[:DIGITS].encode(), lasting)
 
 
-def _texts(value: Any) -> Iterator[bytes]:
-    """Yield all that a JSON value holds, whatever the order of its keys."""
-    if type(value) is str:
-        yield value.encode(errors="surrogatepass")
-    elif type(value) is dict:
-        for name in sorted(value):
-            yield name.encode(errors="surrogatepass")
-            yield from _texts(value[name])
-    elif type(value) in (list, tuple):
-        for item in value:
-            yield from _texts(item)
-    else:
-        yield repr(value).encode()
+_encoder: Final = msgspec.json.Encoder(order="sorted")
+_URL: Final = re.compile(rb'":"(?:https?|file):', re.IGNORECASE)
 
 
 class MediaTexts:
@@ -106,10 +125,9 @@ class MediaTexts:
         self._known: OrderedDict[bytes, bytes] = OrderedDict()
         """Digest → text, the least recently asked for first."""
         self._size = 0
-        self._digests: dict[bytes, bytes] = {}
-        """First mark of a text → the digest of its medium, as learned last."""
         self._changes: dict[bytes, int] = {}
-        """Digest → how often engines knew the medium by another identifier."""
+        """Digest → how often the text of the medium turned out to be another one."""
+        self._counted = 0
         self._shorts: set[bytes] = set()
         """What the template writes for media."""
 
@@ -121,11 +139,11 @@ class MediaTexts:
         """Return a rendered prompt with the text of each medium in the place of ``written(kind)``."""
         parts: list[bytes] = []
         at, complete = 0, True
-        for kind, digest in media:
+        for kind, digest, _ in media:
             short = written(kind)
             place = prompt.find(short, at) if short else -1
             if place < 0:  # the template writes something else, perhaps depending on the conversation
-                return self._prompt((*parts, prompt[at:], UNKNOWN, digest), complete=False)
+                return self._prompt((*parts, prompt[at:], UNKNOWN, digest), media, complete=False)
             text = self._known.get(digest)
             if text is None:
                 complete = False
@@ -136,22 +154,24 @@ class MediaTexts:
                 parts += (prompt[at:place], text)
             at = place + len(short)
         parts.append(prompt[at:])
-        return self._prompt(parts, complete=complete)
+        return self._prompt(parts, media, complete=complete)
 
-    def learn(self, prompt: bytes, engine: bytes) -> bool:
+    def learn(self, prompt: MediaPrompt, engine: bytes) -> bool:
         """Learn from what an engine has of a prompt of ``place``; return False if more of it may tell more.
 
         ``engine`` is the text of a chain of its blocks from the first one on, perhaps only the first part of
         the prompt, perhaps with the answer.
         """
-        learned: list[bytes] = []
+        prompt.attempts += 1
         at = seen = 0
         """Bytes of the prompt, and of the engine's text, that are known to be the same."""
+        last: list[bytes] = []
+        """Digests of the media that were learned."""
         while (unknown := prompt.find(UNKNOWN, at)) >= 0:
             size = unknown - at
             if engine[seen : seen + size] != prompt[at:unknown]:
                 if prompt.startswith(engine[seen:], at):
-                    return False
+                    return prompt.attempts >= ATTEMPTS
                 break
             start, at = seen + size, unknown + MARK_SIZE
             digest = prompt[at - DIGITS : at]
@@ -161,21 +181,21 @@ class MediaTexts:
             if not short:  # its place is not known
                 return True
             at += len(short)
-            end = _end(prompt, at, engine, start)
+            end = _end(prompt, at, short, engine, start)
             if end is None:
-                return False
+                return prompt.attempts >= ATTEMPTS
             self._keep(digest, engine[start:end])
-            learned.append(digest)
+            last.append(digest)
             seen = end
         size = min(len(engine) - seen, (len(prompt) if unknown < 0 else unknown) - at)
         ours, theirs = prompt[at : at + size], engine[seen : seen + size]
         if ours != theirs:
-            self._forget(learned, set(_marks(ours)) - set(_marks(theirs)))
+            self._forget(prompt, at + _common(ours, theirs), last)
         return True
 
-    def _prompt(self, parts: Iterable[bytes], *, complete: bool) -> MediaPrompt:
+    def _prompt(self, parts: Iterable[bytes], media: Sequence[Medium], *, complete: bool) -> MediaPrompt:
         prompt = MediaPrompt(b"".join(parts))
-        prompt.texts, prompt.complete = self, complete
+        prompt.texts, prompt.media, prompt.complete, prompt.attempts = self, media, complete, 0
         return prompt
 
     def _keep(self, digest: bytes, text: bytes) -> None:
@@ -183,7 +203,6 @@ class MediaTexts:
             return
         self._drop(digest)
         self._known[digest] = text
-        self._digests[next(_marks(text))] = digest
         self._size += len(text) + KEPT
         while self._size > MEMORY:
             self._drop(next(iter(self._known)))
@@ -192,24 +211,28 @@ class MediaTexts:
         text = self._known.pop(digest, None)
         if text is not None:
             self._size -= len(text) + KEPT
-            self._digests.pop(next(_marks(text)), None)
 
-    def _forget(self, learned: Sequence[bytes], wrong: set[bytes]) -> None:
-        """Forget what was learned wrongly, and media that the engine knows by other identifiers: what a URL
-        leads to has changed, or how the engine reads it."""
-        if len(self._changes) > CHANGED:
-            self._changes.clear()
-        for mark in wrong:
-            if (digest := self._digests.get(mark)) is not None:
-                self._changes[digest] = self._changes.get(digest, 0) + 1
-                self._drop(digest)
-        for digest in learned:
+    def _forget(self, prompt: MediaPrompt, differs: int, learned: Sequence[bytes]) -> None:
+        """Forget the text of the medium before the place where a prompt differs from the engine's: what a URL
+        leads to has changed, or how the engine reads it, or the text was taken for longer or shorter."""
+        wrong, at = None, 0
+        for medium in prompt.media:
+            text = self._known.get(medium.digest)
+            place = -1 if text is None or medium.digest in learned else prompt.find(text, at)
+            if text is not None and 0 <= place <= differs:
+                wrong, at = medium.digest, place + len(text)
+        for digest in {*learned[-1:], *([] if wrong is None else [wrong])}:
             self._drop(digest)
+            self._changes[digest] = self._changes.get(digest, 0) + 1
+            self._counted += 1
+        if self._counted > CHANGED:
+            self._changes.clear()
+            self._counted = 0
 
 
-def _end(prompt: bytes, behind: int, engine: bytes, start: int) -> int | None:
-    """Return where the medium's text that begins at ``start`` ends in the text of an engine, ``behind`` being
-    the place in the prompt of the text behind it; None: it does not show."""
+def _end(prompt: bytes, behind: int, short: bytes, engine: bytes, start: int) -> int | None:
+    """Return where the medium's text that begins at ``start`` ends in the text of an engine; None: it does
+    not show. ``behind``: place in the prompt of the text behind it, ``short``: what the template wrote."""
     mark = engine.find(ITEM, start, start + FAR + MARK_SIZE)
     if mark < 0 or behind >= len(prompt):
         return None
@@ -217,13 +240,18 @@ def _end(prompt: bytes, behind: int, engine: bytes, start: int) -> int | None:
     text = prompt[behind : behind + CONFIRMING] if following < 0 else prompt[behind:following]
     if following >= 0:
         text += engine[start:mark] + ITEM  # the next medium begins as this one does
-    end = engine.find(text, mark + MARK_SIZE)
-    return end if end >= 0 else None
+    last = short.rpartition(TOKEN)[2] if TOKEN in short else b""  # the template's text behind the placeholder
+    end = engine.find(last + text, mark + MARK_SIZE)
+    return end + len(last) if end >= 0 else None
 
 
-def _marks(text: bytes) -> Iterator[bytes]:
-    """Yield the marks of identified media in a text."""
-    at = text.find(ITEM)
-    while at >= 0:
-        yield text[at : at + MARK_SIZE]
-        at = text.find(ITEM, at + MARK_SIZE)
+def _common(one: bytes, other: bytes) -> int:
+    """Return the number of bytes in which two texts of one length begin alike."""
+    low, high = 0, len(one)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

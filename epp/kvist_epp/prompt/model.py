@@ -10,7 +10,7 @@ import jinja2
 from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
-from kvist_epp.index.media_marks import TOKEN, without_marks
+from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
 from kvist_epp.prompt.media_texts import MediaTexts, media_of
@@ -207,19 +207,30 @@ class Model:
             raise UnrenderableError("no-template")
         if chat.inline_system and self.merges_system:
             chat = with_system_first(chat)
-        text = without_marks(template.render(chat, request.size))
+        text = template.render(chat, request.size)
         prompt = self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
-        if self.media is None or isinstance(template, HarmonyChats) or not (media := media_of(chat)):
+        if self.media is None or isinstance(template, HarmonyChats):
             return prompt
-        return self.media.place(prompt, media, lambda kind: template.media_text(kind).encode())
+        prompt = self._as_events(prompt)
+        if not (media := media_of(chat, request.model)):
+            return prompt
+        return self.media.place(
+            prompt, media, lambda kind: self._as_events(template.media_text(kind).encode())
+        )
+
+    def _as_events(self, prompt: bytes) -> bytes:
+        """Return a prompt with placeholders as ``pieces`` has them; clients may write them as text."""
+        for token in self.placeholders:
+            prompt = prompt.replace(self.vocabulary.pieces[token], TOKEN)
+        return prompt
 
     def _completion(self, prompt: str | list[int], request: Request) -> bytes:
         if isinstance(prompt, str):
-            text = without_marks(prompt)
-            return self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
+            text = self.vocabulary.prompt(prompt, add_special_tokens=request.add_special_tokens)
+            return self._as_events(text)
         try:
             if prompt and min(prompt) >= 0:
-                return self.vocabulary.join(prompt)
+                return self._as_events(self.vocabulary.join(prompt))
         except IndexError:
             pass
         raise UnrenderableError("token-ids")

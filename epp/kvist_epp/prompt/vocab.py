@@ -20,6 +20,9 @@ from tokenizers import Tokenizer
 BLANK: Final = "▁"
 """SentencePiece's mark of a blank. A text that contains it literally gives the same tokens as a blank."""
 
+_NO_TEXT, _NO_TEXT_EITHER = b"\xff", b"\xfe"
+"""Bytes that are in no UTF-8. The first one is left to marks (``index.media_marks``)."""
+
 Transform = Callable[[str], str]
 
 
@@ -91,7 +94,10 @@ def _pieces(tokenizer: Tokenizer, spec: dict[str, Any]) -> tuple[list[bytes], fr
         pieces[identifier] = _literal(token.content, spec)
     size = max(pieces, default=-1) + 1
     absent = frozenset(identifier for identifier in range(size) if identifier not in pieces)
-    return [pieces.get(identifier, b"") for identifier in range(size)], absent
+    found = (pieces.get(identifier, b"") for identifier in range(size))
+    return [
+        piece.replace(_NO_TEXT, _NO_TEXT_EITHER) if _NO_TEXT in piece else piece for piece in found
+    ], absent
 
 
 def _byte_level(piece: str) -> bytes:

@@ -10,7 +10,7 @@ from tests.models import folders
 
 from kvist_epp.engines.vllm.kv_events import Batch, Stored
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.index.media_marks import MARK_SIZE, UNKNOWN
+from kvist_epp.index.media_marks import MARK_SIZE, TOKEN, UNKNOWN
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.model import Model
@@ -59,10 +59,10 @@ class Engine:
         first, *others = prompt.split(UNKNOWN)
         ids += self._files.encode(first.decode())
         for name, text in zip(names, others, strict=True):
-            before, _, behind = text[MARK_SIZE - len(UNKNOWN) :].decode().partition("<|image_pad|>")
-            ids += self._files.encode(before)
+            before, _, behind = text[MARK_SIZE - len(UNKNOWN) :].partition(TOKEN)
+            ids += self._files.encode(before.decode())
             media.append((len(ids), name))
-            ids += pad * SIZES[name] + self._files.encode(behind)
+            ids += pad * SIZES[name] + self._files.encode(behind.decode())
         hashes = [
             hash((tuple(ids[: end * BLOCK]), tuple(one for one in media if one[0] < end * BLOCK)))
             & (1 << 64) - 1

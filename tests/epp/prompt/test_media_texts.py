@@ -9,17 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models import folders
 
-from kvist_epp.index.media_marks import ITEM, TOKEN, UNKNOWN, item_mark, without_marks
+from kvist_epp.index.media_marks import ITEM, TOKEN, UNKNOWN, item_mark
 from kvist_epp.prompt import media_texts
 from kvist_epp.prompt.chat import MEDIA_MARK
 from kvist_epp.prompt.media_texts import MediaPrompt, MediaTexts, Medium, media_of
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
+from kvist_epp.prompt.request_types import Chat, Request
 from kvist_epp.prompt.template import Template
 
 CHAT = "/v1/chat/completions"
 SHORT = "<vs><pad><ve>"
-CAT, DOG = (("image", name * 8) for name in (b"ca", b"do"))
+CAT, DOG = (Medium("image", name * 8) for name in (b"ca", b"do"))
 
 
 def written(_kind: str) -> bytes:
@@ -89,7 +90,7 @@ def test_prompts_are_those_of_the_engine_once_all_media_were_seen(
 
 
 def medium(name: str) -> Medium:
-    return "image", name.encode().ljust(16, b".")
+    return Medium("image", name.encode().ljust(16, b"."))
 
 
 def test_a_url_that_leads_elsewhere_is_learned_again() -> None:
@@ -129,10 +130,10 @@ def test_texts_that_were_not_asked_for_longest_are_dropped(monkeypatch: pytest.M
     monkeypatch.setattr(media_texts, "MEMORY", 3 * (len(shown("0")) + media_texts.KEPT))
     texts = MediaTexts()
     for number in range(6):
-        one = ("image", b"%016d" % number)
+        one = Medium("image", b"%016d" % number)
         texts.learn(place(texts, f"{SHORT}what?", one), shown(str(number)) + b"what?")
-        place(texts, SHORT, ("image", b"%016d" % 0))
-    known = [n for n in range(6) if place(texts, SHORT, ("image", b"%016d" % n)).complete]
+        place(texts, SHORT, Medium("image", b"%016d" % 0))
+    known = [n for n in range(6) if place(texts, SHORT, Medium("image", b"%016d" % n)).complete]
     assert known == [0, 4, 5]
 
 
@@ -177,8 +178,8 @@ def digest_of(part: dict[str, Any], **fields: Any) -> bytes:
     body = {"model": "m", "messages": [{"role": "user", "content": [part]}], **fields}
     chat = parse(CHAT, json.dumps(body).encode()).chat
     assert chat is not None
-    [(_, digest)] = media_of(chat)
-    return digest
+    [found] = media_of(chat)
+    return found.digest
 
 
 def parts(body: str) -> str:
@@ -233,7 +234,7 @@ def test_prompts_of_a_vision_model(tmp_path: Path) -> None:
         + b"<|vision_end|>What is it?<|im_end|>\n"
     )
     assert isinstance(first, MediaPrompt)
-    assert behind[16:].startswith(b"<|vision_start|><|image_pad|><|vision_end|>What")
+    assert behind[16:].startswith(b"<|vision_start|>" + TOKEN + b"<|vision_end|>What")
     assert first.texts.learn(first, engine)
     [second] = model.prompts(request("What is it?"))
     assert second.startswith(engine)
@@ -249,19 +250,66 @@ def test_models_of_text_look_for_no_media(tmp_path: Path) -> None:
 
 
 def test_clients_cannot_write_marks(tmp_path: Path) -> None:
-    """A text with the characters of marks gets others in their place, in chats and completions."""
+    """Neither texts nor token ids have the first byte of a mark; placeholders in them are the engine's."""
     model = Model.load(str(folders.write_vision(tmp_path)))
-    text = "".join(mark.decode() for mark in (ITEM, UNKNOWN, TOKEN))
+    text = "".join(mark.decode("latin-1") for mark in (ITEM, UNKNOWN, TOKEN))
+    ids = [at for at in range(len(model.pieces)) if at not in model.placeholders]
     [chat] = model.prompts(request(text))
-    [completion] = model.prompts(
-        parse("/v1/completions", json.dumps({"model": "m", "prompt": text}).encode())
-    )
-    assert chat.count(UNKNOWN) == 1  # that of the picture
-    assert ITEM not in chat
-    assert completion.decode() == without_marks(text) == "\ufffd" * 3
+    [of_text] = model.prompts(completion(text + "<|image_pad|>"))
+    [of_ids] = model.prompts(completion(ids))
+
+    assert chat.count(UNKNOWN) == chat.count(b"\xff") - 1 == 1  # that of the picture, and its placeholder
+    assert of_text == text.encode() + TOKEN
+    assert b"\xff" not in of_ids
 
 
-def request(text: str) -> Any:
+def completion(prompt: str | list[int]) -> Request:
+    return parse("/v1/completions", json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def test_a_picture_in_thousands_of_places_is_refused(tmp_path: Path) -> None:
+    """What would take long is matched by its plain text."""
+    model = Model.load(str(folders.write_vision(tmp_path)))
+    body = {"model": "m", "messages": [{"role": "user", "content": [PICTURE] * (media_texts.MOST + 1)}]}
+    failures: list[str] = []
+    assert model.prompts(parse(CHAT, json.dumps(body).encode()), failures.append) == []
+    assert failures == ["media"]
+
+
+@pytest.mark.parametrize(
+    ("part", "lasting"),
+    [
+        (PICTURE, True),
+        ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, False),
+        ({"type": "image_url", "image_url": "HTTP://example.com/a.png"}, False),
+        ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}, "uuid": "a"}, True),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, True),
+    ],
+)
+def test_what_a_url_leads_to_may_change(part: dict[str, Any], lasting: bool) -> None:
+    """Hits behind a medium of which only a URL was sent are not held against the index."""
+    [found] = media_of(Chat([{"role": "user", "content": [part]}]))
+    assert found.lasting is lasting
+
+
+def test_digests_cannot_be_made_equal() -> None:
+    """A name is never the content of another medium, however it is written."""
+    content = json.dumps({"image_url": {"url": "data:image/png;base64,AAAA"}, "type": "image_url"})
+    assert digest_of(PICTURE) != digest_of({"type": "image_url", "uuid": content})
+
+
+def test_a_text_that_was_cut_wrongly_is_learned_again() -> None:
+    """Where a template's placeholder is not known, text behind a picture may look like its end: the next
+    prompt shows the mistake, and the text is learned anew."""
+    texts = MediaTexts()
+    end = "<ve>" * 20
+    texts.learn(place(texts, f"{SHORT}{end}", CAT), shown("cat") + 9 * b"<ve>")
+    for _ in range(2):
+        texts.learn(place(texts, f"{SHORT}What is it?", CAT), shown("cat") + b"What is it?")
+    assert place(texts, f"{SHORT}What", CAT) == shown("cat") + b"What"
+
+
+def request(text: str) -> Request:
     content = [PICTURE, {"type": "text", "text": text}]
     return parse(
         CHAT, json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).encode()
