@@ -267,8 +267,8 @@ def completion(prompt: str | list[int]) -> Request:
     return parse("/v1/completions", json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
-def test_a_picture_in_thousands_of_places_is_refused(tmp_path: Path) -> None:
-    """What would take long is matched by its plain text."""
+def test_more_than_a_thousand_pictures_are_not_placed(tmp_path: Path) -> None:
+    """A request whose media would take long is matched by its plain text."""
     model = Model.load(str(folders.write_vision(tmp_path)))
     body = {"model": "m", "messages": [{"role": "user", "content": [PICTURE] * (media_texts.MOST + 1)}]}
     failures: list[str] = []
@@ -299,7 +299,7 @@ def test_digests_cannot_be_made_equal() -> None:
 
 
 def test_a_text_that_was_cut_wrongly_is_learned_again() -> None:
-    """Where a template's placeholder is not known, text behind a picture may look like its end: the next
+    """A text behind a picture may look like the picture's end, where the placeholder is not known: the next
     prompt shows the mistake, and the text is learned anew."""
     texts = MediaTexts()
     end = "<ve>" * 20

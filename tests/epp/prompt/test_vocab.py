@@ -92,7 +92,7 @@ def test_these_families_are_faithful(name: str) -> None:
 
 
 def test_each_byte_has_a_piece() -> None:
-    """Tokens may end within a character: pieces are bytes, never text. One that no text has is left to marks."""
+    """Tokens may end within a character: pieces are bytes, never text. 0xFF is left to marks."""
     pieces = set(family("byte level")[1].pieces)
     assert all(bytes([byte]) in pieces for byte in range(255))
 
