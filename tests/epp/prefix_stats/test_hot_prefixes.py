@@ -28,9 +28,10 @@ class Pool:
         hashes = [hash((root, word[: end + 1])) % 2**64 for end in range(len(word))]
         self.index.stored(self.who, root, None, hashes, [c.encode() for c in word], block_size=SIZE)
 
-    def ask(self, word: str, tenant: str, now: float = 0.0, root: Root = PLAIN) -> int:
+    def ask(self, word: str | bytes, tenant: str, now: float = 0.0, root: Root = PLAIN) -> int:
         """Match and record a prompt; return the number of its blocks that matched."""
-        groups = self.index.match(root, f"{word}?".encode()).groups
+        prompt = word.encode() if isinstance(word, str) else word
+        groups = self.index.match(root, prompt + b"?").groups
         if not groups:
             return 0
         segment, blocks = groups[0][4], groups[0][1] // SIZE
@@ -80,7 +81,7 @@ def test_a_prefix_ends_before_its_first_medium() -> None:
         hashes = [hash(prompt[: at + 1]) % 2**64 for at in range(len(blocks))]
         pool.index.stored(pool.who, PLAIN, None, hashes, blocks, block_size=SIZE)
         for tenant in ("one", "two"):
-            pool.ask(prompt.decode(), tenant)
+            pool.ask(prompt, tenant)
     assert [(one.text, one.tokens, one.sizes) for one in pool.hot.hottest(1_000, 0.0)] == [
         (b"text", 4 * SIZE, (1,) * 4)
     ]
