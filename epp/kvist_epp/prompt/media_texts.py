@@ -19,7 +19,6 @@ what differs only in its media.
 """
 
 import hashlib
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -91,6 +90,7 @@ def media_of(chat: Chat, model: str | None = None) -> list[Medium]:
         raise UnrenderableError("media")
     if not found:
         return []
+    # half the time of blake2b where the processor has instructions for it
     settings = hashlib.sha256(_encoder.encode((model, chat.media_settings)))
     return [_medium(kind, part, settings.copy()) for kind, part in found]
 
@@ -108,14 +108,20 @@ def _kind(part: Any) -> str | None:
 def _medium(kind: str, part: dict[str, Any], digest: "hashlib._Hash") -> Medium:
     named = part.get("uuid")  # is its identifier, whatever its content is
     sent = {name: part[name] for name in part if name != "cache_control"} if named is None else named
-    encoded = _encoder.encode((kind, named is None, sent))
-    digest.update(encoded)  # sha256: half the time of blake2b where the processor has instructions for it
-    lasting = named is not None or _URL.search(encoded) is None
+    digest.update(_encoder.encode((kind, named is None, sent)))
+    lasting = named is not None or not _has_url(part)
     return Medium(kind, digest.hexdigest()[:DIGITS].encode(), lasting)
 
 
+def _has_url(part: dict[str, Any]) -> bool:
+    """Return whether a part names a place where its content is found, and does not hold it."""
+    values = [one for value in part.values() for one in (value.values() if type(value) is dict else (value,))]
+    return any(
+        type(one) is str and one[:6].lower().startswith(("http:", "https:", "file:")) for one in values
+    )
+
+
 _encoder: Final = msgspec.json.Encoder(order="sorted")
-_URL: Final = re.compile(rb'":"(?:https?|file):', re.IGNORECASE)
 
 
 class MediaTexts:
