@@ -37,6 +37,7 @@ def call(arguments: Any) -> dict[str, Any]:
         ("string", f"{MEDIA_MARK}\nwhat is it?"),
         ("openai", [{"type": "image"}, {"type": "text", "text": "what is it?"}]),
     ],
+    ids=("string", "openai"),  # the mark differs between processes
 )
 def test_media_stand_where_the_engine_puts_them(style: ContentFormat, content: Any) -> None:
     """In front of the message's text, or as a part of their own."""

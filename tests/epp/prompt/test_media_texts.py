@@ -211,6 +211,7 @@ JOINED = parts(
         (JOINED, "<i/>"),
         (FIRST, "<img>"),
     ],
+    ids=("string", "one text", "several", "none", "refuses", "line end", "joined", "first"),
 )
 def test_the_text_of_a_medium_is_found_by_rendering_with_and_without(source: str, text: str) -> None:
     """Templates say what they write for a picture when they are run, first or between the texts."""
