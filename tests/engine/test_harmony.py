@@ -33,24 +33,19 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
         yield Model.load(str(folder)), running.urls["gpt-oss"]
 
 
-@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize(
+    ("path", "bodies"),
+    [*APIS.items(), *AGENTS.items()],
+    ids=[*APIS, *(f"agents {path}" for path in AGENTS)],
+)
 async def test_prompts_of_gpt_oss_equal_what_the_engine_tokenises(
-    server: tuple[Model, str], path: str
+    server: tuple[Model, str], path: str, bodies: dict[str, dict[str, Any]]
 ) -> None:
-    """Every request that the engine takes gives the same bytes here; those it refuses do no harm."""
+    """Every request that the engine takes gives the same bytes here, those of Codex and Claude Code, too;
+    those it refuses do no harm."""
     model, url = server
-    wrong, taken = await differences(model, url, path, APIS[path])
-    assert (json.dumps(wrong, default=repr, indent=1), taken > len(APIS[path]) // 2) == ("{}", True)
-
-
-@pytest.mark.parametrize("path", AGENTS)
-async def test_prompts_of_agents_to_gpt_oss_equal_what_the_engine_tokenises(
-    server: tuple[Model, str], path: str
-) -> None:
-    """Requests of Codex and Claude Code that the engine takes give the same bytes."""
-    model, url = server
-    wrong, taken = await differences(model, url, path, AGENTS[path])
-    assert (json.dumps(wrong, default=repr, indent=1), taken > len(AGENTS[path]) // 2) == ("{}", True)
+    wrong, taken = await differences(model, url, path, bodies)
+    assert (json.dumps(wrong, default=repr, indent=1), taken > len(bodies) // 2) == ("{}", True)
 
 
 @pytest.mark.parametrize(("path", "make"), random_chats.APIS.items())

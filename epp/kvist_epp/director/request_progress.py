@@ -125,10 +125,10 @@ class RequestProgress:
 
     def _learn_media(self, request: InFlightRequest, prompt: MediaPrompt, seen: Observation) -> None:
         """Learn from the blocks that the engine has of a prompt what it makes of the media in it."""
+        if seen.last_block is None or len(self._table.of_session(request.session)) > 1:
+            return  # events do not say to which requests of a session they belong
         publisher = self._index.publisher(seen.publisher)
-        engine = None if seen.last_block is None else self._index.tail(seen.last_block, _WHOLE, publisher)
-        if len(self._table.of_session(request.session)) > 1:  # events do not say to which of them they belong
-            return
+        engine = self._index.tail(seen.last_block, _WHOLE, publisher)
         if engine and prompt.texts.learn(prompt, engine):
             self._table.take_prompt(request)
 

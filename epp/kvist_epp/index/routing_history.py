@@ -127,7 +127,7 @@ class RoutingHistory:
                 at += len(node.text)
                 found.update(dict.fromkeys(node.holders, at))
             else:
-                found.update(dict.fromkeys(node.holders, at + _shared(node.text, prompt, at)))
+                found.update(dict.fromkeys(node.holders, at + shared_size(node.text, prompt, at)))
                 break
         return found
 
@@ -160,7 +160,7 @@ class RoutingHistory:
             if child is None:
                 child = node.children[prompt[at]] = _Node(prompt[at:], node)
             elif not prompt.startswith(child.text, at):
-                child = _split(child, _shared(child.text, prompt, at))
+                child = _split(child, shared_size(child.text, prompt, at))
             at += len(child.text)
             node = child
         return node
@@ -231,7 +231,7 @@ def _join(node: _Node) -> None:
     node.parent.children[below.text[0]] = below
 
 
-def _shared(text: bytes, prompt: bytes, start: int) -> int:
+def shared_size(text: bytes, prompt: bytes, start: int) -> int:
     """Return how many first bytes of ``text`` equal ``prompt`` from ``start`` on."""
     low, high = 0, min(len(text), len(prompt) - start)
     while low < high:

@@ -126,10 +126,11 @@ class HotPrefixes:
         in masked blocks are returned, and only such blocks count.
         """
         found = [self.prefix_at(place, matches) for place, matches in self.places(budget, now, masks)]
-        return [prefix for prefix in found if prefix.tokens]
+        return [prefix for prefix in found if prefix is not None]
 
-    def prefix_at(self, place: Place, matches: int) -> HotPrefix:
-        """Return the prefix that ends at a place, or before its first medium, which is no text."""
+    def prefix_at(self, place: Place, matches: int) -> HotPrefix | None:
+        """Return the prefix that ends at a place, or before its first medium, which is no text; None: it
+        begins with one."""
         segment, blocks = place
         size, key = segment.tree.block_size, segment.tree.key
         tokens = (segment.base + blocks) * size
@@ -140,7 +141,9 @@ class HotPrefixes:
             sizes = (*segment.sizes[:blocks], *sizes)
         if (media := text.find(ITEM)) >= 0:
             ends = [end for end in accumulate(sizes) if end <= media]
-            text, tokens, sizes = text[: ends[-1] if ends else 0], len(ends) * size, sizes[: len(ends)]
+            if not ends:
+                return None
+            text, tokens, sizes = text[: ends[-1]], len(ends) * size, sizes[: len(ends)]
         return HotPrefix(key, text, tokens, matches, sizes)
 
     def places(self, budget: int, now: float, masks: Masks | None = None) -> list[tuple[Place, int]]:

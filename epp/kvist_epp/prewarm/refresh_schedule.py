@@ -37,8 +37,9 @@ class RefreshSchedule:
                     break
                 self._next_at = now
             place, matches = self._places.popleft()
-            if place[1] <= len(place[0].hashes):
-                found += [prefix for prefix in [self._hot.prefix_at(place, matches)] if prefix.tokens]
+            whole = place[1] <= len(place[0].hashes)
+            if whole and (prefix := self._hot.prefix_at(place, matches)) is not None:
+                found.append(prefix)
             self._next_at += self._gap
         return found
 

@@ -47,6 +47,12 @@ def have_media(messages: list[dict[str, Any]]) -> bool:
     return any(type(content) is str and content.startswith(MEDIA_MARK) for content in contents)
 
 
+def medium_kind(part: Any) -> str | None:
+    """Return the kind of a part of a content that is a medium ("image", …); None for any other part."""
+    kind = _named_type(part) if type(part) is dict else None
+    return MODALITY.get(kind) if type(kind) is str else None
+
+
 def merge_developer_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Turn developer messages into system messages, joined in front, for templates without the role."""
     if all(message["role"] != "developer" for message in messages):
@@ -239,12 +245,16 @@ def _kind(part: Any) -> str:
     """Return the type of a content part; a plain string is a text."""
     if type(part) is str:
         return "text"
-    kind = part.get("type") if type(part) is dict else None
-    if kind is None and type(part) is dict:
-        kind = next((name for name in MODALITY if name in part), None)
+    kind = _named_type(part) if type(part) is dict else None
     if type(kind) is not str or (kind not in TEXT_FIELD and kind not in MODALITY):
         raise UnrenderableError("content")
     return kind
+
+
+def _named_type(part: dict[str, Any]) -> Any:
+    """Return the type that a part names, or that the field of its medium implies."""
+    kind = part.get("type")
+    return kind if kind is not None else next((name for name in MODALITY if name in part), None)
 
 
 def _extra(part: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from kvist_epp.index.media_marks import DIGITS, ITEM, MARK_SIZE, TOKEN, UNKNOWN
-from kvist_epp.prompt.chat import MODALITY, UnrenderableError
+from kvist_epp.index.routing_history import shared_size
+from kvist_epp.prompt.chat import UnrenderableError, medium_kind
 from kvist_epp.prompt.request_types import Chat
 
 MEMORY: Final = 32 << 20
@@ -85,29 +86,20 @@ def media_of(chat: Chat, model: str | None = None) -> list[Medium]:
     for message in chat.messages:
         content = message.get("content")
         if type(content) is list:
-            found += [(kind, part) for part in content if (kind := _kind(part))]
+            found += [(kind, part) for part in content if (kind := medium_kind(part))]
     if len(found) > MOST:
         raise UnrenderableError("media")
     if not found:
         return []
     # half the time of blake2b where the processor has instructions for it
-    settings = hashlib.sha256(_encoder.encode((model, chat.media_settings)))
-    return [_medium(kind, part, settings.copy()) for kind, part in found]
+    settings = hashlib.sha256(_encoder.encode((model, chat.media_settings))).digest()
+    return [_medium(kind, part, settings) for kind, part in found]
 
 
-def _kind(part: Any) -> str | None:
-    """Return the kind of a medium; None for any other part."""
-    if type(part) is not dict:
-        return None
-    kind = part.get("type")
-    if kind is None:
-        kind = next((name for name in MODALITY if name in part), None)
-    return MODALITY.get(kind) if type(kind) is str else None
-
-
-def _medium(kind: str, part: dict[str, Any], digest: "hashlib._Hash") -> Medium:
+def _medium(kind: str, part: dict[str, Any], settings: bytes) -> Medium:
     named = part.get("uuid")  # is its identifier, whatever its content is
     sent = {name: part[name] for name in part if name != "cache_control"} if named is None else named
+    digest = hashlib.sha256(settings)
     digest.update(_encoder.encode((kind, named is None, sent)))
     lasting = named is not None or not _has_url(part)
     return Medium(kind, digest.hexdigest()[:DIGITS].encode(), lasting)
@@ -133,7 +125,6 @@ class MediaTexts:
         self._size = 0
         self._changes: dict[bytes, int] = {}
         """Digest → how often the text of the medium turned out to be another one."""
-        self._counted = 0
         self._shorts: set[bytes] = set()
         """What the template writes for media."""
 
@@ -171,8 +162,7 @@ class MediaTexts:
         prompt.attempts += 1
         at = seen = 0
         """Bytes of the prompt, and of the engine's text, that are known to be the same."""
-        last: list[bytes] = []
-        """Digests of the media that were learned."""
+        learned: list[bytes] = []
         while (unknown := prompt.find(UNKNOWN, at)) >= 0:
             size = unknown - at
             if engine[seen : seen + size] != prompt[at:unknown]:
@@ -191,12 +181,12 @@ class MediaTexts:
             if end is None:
                 return prompt.attempts >= ATTEMPTS
             self._keep(digest, engine[start:end])
-            last.append(digest)
+            learned.append(digest)
             seen = end
         size = min(len(engine) - seen, (len(prompt) if unknown < 0 else unknown) - at)
         ours, theirs = prompt[at : at + size], engine[seen : seen + size]
         if ours != theirs:
-            self._forget(prompt, at + _common(ours, theirs), last)
+            self._forget(prompt, at + shared_size(ours, theirs, 0), learned)
         return True
 
     def _prompt(self, parts: Iterable[bytes], media: Sequence[Medium], *, complete: bool) -> MediaPrompt:
@@ -230,10 +220,8 @@ class MediaTexts:
         for digest in {*learned[-1:], *([] if wrong is None else [wrong])}:
             self._drop(digest)
             self._changes[digest] = self._changes.get(digest, 0) + 1
-            self._counted += 1
-        if self._counted > CHANGED:
+        if sum(self._changes.values()) > CHANGED:
             self._changes.clear()
-            self._counted = 0
 
 
 def _end(prompt: bytes, behind: int, short: bytes, engine: bytes, start: int) -> int | None:
@@ -249,15 +237,3 @@ def _end(prompt: bytes, behind: int, short: bytes, engine: bytes, start: int) ->
     last = short.rpartition(TOKEN)[2] if TOKEN in short else b""  # the template's text behind the placeholder
     end = engine.find(last + text, mark + MARK_SIZE)
     return end + len(last) if end >= 0 else None
-
-
-def _common(one: bytes, other: bytes) -> int:
-    """Return the number of bytes in which two texts of one length begin alike."""
-    low, high = 0, len(one)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

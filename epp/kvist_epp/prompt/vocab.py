@@ -95,9 +95,7 @@ def _pieces(tokenizer: Tokenizer, spec: dict[str, Any]) -> tuple[list[bytes], fr
     size = max(pieces, default=-1) + 1
     absent = frozenset(identifier for identifier in range(size) if identifier not in pieces)
     found = (pieces.get(identifier, b"") for identifier in range(size))
-    return [
-        piece.replace(_NO_TEXT, _NO_TEXT_EITHER) if _NO_TEXT in piece else piece for piece in found
-    ], absent
+    return [piece.replace(_NO_TEXT, _NO_TEXT_EITHER) for piece in found], absent
 
 
 def _byte_level(piece: str) -> bytes:

@@ -28,16 +28,18 @@ class NamedHotPrefixes(HotPrefixes):
         self.names: dict[bytes, list[int]] = {}
         """Block names by text."""
 
-    def prefix_at(self, place: Place, matches: int) -> HotPrefix:
+    def prefix_at(self, place: Place, matches: int) -> HotPrefix | None:
         """Return a prefix, and keep the names of its blocks."""
-        told = super().prefix_at(place, matches)
+        found = super().prefix_at(place, matches)
+        if found is None:
+            return None
         segment, blocks = place
         names = list(segment.hashes[:blocks])
         while segment.parent is not None:
             blocks, segment = segment.at + 1, segment.parent
             names = [*segment.hashes[:blocks], *names]
-        self.names[told.text] = names
-        return told
+        self.names[found.text] = names
+        return found
 
 
 class PrewarmingKvist(Kvist):

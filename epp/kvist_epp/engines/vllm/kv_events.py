@@ -30,8 +30,6 @@ SHARED: str = SHARED_MEDIUM
 LMCACHE: str = LMCACHE_MEDIUM
 """A server of LMCache. Its connector's events say ``CPU``; endpoints say that it is one."""
 
-_NO_MEDIA: Media = ()
-
 Form: TypeAlias = Literal["map", "array"]
 
 
@@ -302,7 +300,8 @@ def normal_stored(wire: StoredFields, token_ids: list[int], pieces: list[bytes] 
     lora = wire.lora_name
     if lora is None and wire.lora_id is not None:
         lora = f"lora_id={wire.lora_id}"
-    salt, opaque_from, media = None, None, _NO_MEDIA
+    salt, opaque_from = None, None
+    media: Media = ()
     if wire.extra_keys is not None:
         salt, opaque_from, media = read_extra_keys(
             wire.extra_keys, wire.lora_name, wire.block_size, at_root=parent is None
