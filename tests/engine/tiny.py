@@ -41,6 +41,14 @@ def harmony(folder: Path) -> Path:
     return folder
 
 
+def deepseek(version: str, folder: Path) -> Path:
+    """A model that engines take for one of DeepSeek until they load its weights, of which it has none."""
+    described = json.loads((folders.write_deepseek(version, folder) / "config.json").read_text())
+    path = add_weights_config(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | described | {"index_topk": 512}))
+    return folder
+
+
 def embedding(folder: Path, *, encoder: bool) -> Path:
     """A loadable embedding model: a BERT, or a Qwen3 that sentence-transformers pools by its last token."""
     build("chatml", folder, context=512)

@@ -91,6 +91,36 @@ def write_harmony(folder: Path, tokenizer: Tokenizer | None = None) -> Path:
     return folder
 
 
+DEEPSEEK_CODED = {
+    "v32": "DeepseekV32ForCausalLM",
+    "v4": "DeepseekV4ForCausalLM",
+    "v41": "DeepseekV41ForCausalLM",
+}
+"""Architectures of the models of DeepSeek whose chats engines write by code."""
+DEEPSEEK_TOKENS = (
+    *("<think>", "</think>", "｜DSML｜", "<｜System｜>", "<｜latest_reminder｜>", "<｜deepseek_image｜>"),
+    *("<｜action｜>", "<｜query｜>", "<｜authority｜>", "<｜domain｜>", "<｜title｜>", "<｜read_url｜>"),
+)
+
+
+def write_deepseek(version: str, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+    """The model folder of a key of ``DEEPSEEK_CODED``, by default with a small vocabulary; it has no
+    template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = tokenizer or vocabularies.byte_level(DEEPSEEK[:4], bos=DEEPSEEK[0])
+    tokens = [*DEEPSEEK[:4], *DEEPSEEK_TOKENS]
+    found.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
+    found.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": DEEPSEEK[0],
+        "eos_token": DEEPSEEK[1],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"architectures": [DEEPSEEK_CODED[version]]}))
+    return folder
+
+
 VISION_TOKENS = (
     *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>"),
     *("<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>"),

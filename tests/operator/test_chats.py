@@ -20,6 +20,7 @@ TEXT = "{{ messages[0].content }}"
         ([f"--chat-template={TEXT}"], "chat_template", TEXT),
         (["--chat_template", "a\nb"], "chat_template", "a\nb"),
         (["--chat-template-content-format=string"], "chat_template_content_format", "string"),
+        (["--tokenizer-mode", "hf"], "tokenizer_mode", "hf"),
         (
             ["--default-chat-template-kwargs", '{"enable_thinking": false}'],
             "default_chat_template_kwargs",

@@ -23,7 +23,8 @@ from kvist_epp.errors import ModelFilesError, SettingsError
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.subscriber import Subscriber
-from kvist_epp.prompt.model import HUB, Chats, Model
+from kvist_epp.prompt.model import Chats, Model
+from kvist_epp.prompt.model_files import HUB
 from kvist_epp.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -170,6 +171,7 @@ def chats_of(settings: Settings) -> Chats:
         settings.chat_template,
         None if content_format == "auto" else "openai" if content_format == "openai" else "string",
         json.loads(settings.default_chat_template_kwargs or "{}"),
+        settings.tokenizer_mode,
     )
 
 

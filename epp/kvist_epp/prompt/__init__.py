@@ -13,6 +13,8 @@ A request that cannot be rendered as the engine does is matched by its plain tex
 - ``template``: a chat template, with bounded work, and the content format that it expects.
 - ``template_environment``: the environment in which a chat template is compiled, and the budget of a render.
 - ``template_loops``: loops over messages in the tree of a template, and the content format that they imply.
+- ``deepseek``: chats of DeepSeek V3.2 and V4, which engines write by code and not by a template.
+- ``deepseek_tools``: declarations of tools as these models read them, and their calls.
 - ``harmony``: chats of gpt-oss, which engines write by code and not by a template.
 - ``harmony_tools``: declarations of tools as gpt-oss reads them.
 - ``media_texts``: what engines put into prompts in place of media, learned from their events.
@@ -24,5 +26,6 @@ A request that cannot be rendered as the engine does is matched by its plain tex
 - ``render_trace``: the environment that watches what a template does with contents, of which a plan is made.
 - ``traced_values``: contents and arguments of calls that note what is done with them.
 - ``vocab``: the bytes of each token of a tokenizer.
-- ``model``: a model's files: where they come from, its template and its vocabulary.
+- ``model_files``: the files of a model: where they come from, and what engines read in them.
+- ``model``: a model: its chats and its vocabulary.
 """

@@ -1,53 +1,31 @@
-"""A model's files: where they come from, its chat templates and its vocabulary."""
+"""A model: its chats and its vocabulary, as engines have them."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 import jinja2
-from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
+from kvist_epp.prompt.deepseek import MODES, DeepseekChats
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
 from kvist_epp.prompt.media_texts import MediaTexts, media_of
+from kvist_epp.prompt.model_files import (
+    AUTO,
+    TEMPLATE_MODES,
+    chat_templates,
+    model_folder,
+    read_json,
+    read_tokenizer,
+    special_tokens,
+    tokenizer_mode,
+)
 from kvist_epp.prompt.request_types import Request
 from kvist_epp.prompt.template import Template, requires_system_first
 from kvist_epp.prompt.vocab import Vocabulary
-
-HUB: Final = "hf://"
-HUB_FILES: Final = (
-    "config.json",
-    "tekken.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
-"""Files that are fetched from the hub: never weights, never pickles, never code."""
-
-SPECIALS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Special tokens that transformers passes to a template."""
-
-CODED_CHATS: Final = frozenset(
-    (
-        *(
-            "DeepseekV32ForCausalLM",
-            "DeepseekV41ForCausalLM",
-            "KimiK3ForConditionalGeneration",
-        ),
-        *("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"),
-        *("InklingForCausalLM", "InklingForConditionalGeneration"),
-    )
-)
-"""Architectures whose chats vLLM writes in code of its own, whatever template their files hold
-(``vllm.config.model``, 0.32), and which cannot be rendered here; gpt-oss can (``harmony``)."""
-
 
 _MEDIA_WORDS: Final = ("vision", "image", "visual", "audio", "video", "mm_", "thinker", "media")
 """In names of a configuration: those of models that take media."""
@@ -78,6 +56,8 @@ class Chats:
     """A file, or the template itself; as in vLLM, a path has no brace and no line end."""
     style: ContentFormat | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer_mode: str = AUTO
+    """``auto``: as the engines choose it by the model's files."""
 
     def templates(self) -> dict[str, str]:
         """Return the templates by name, if one is set. Raises ModelFilesError if the file cannot be read."""
@@ -105,7 +85,7 @@ class Model:
     name: str
     """The source it was loaded from."""
     vocabulary: Vocabulary = field(repr=False)
-    template: Template | HarmonyChats | None = field(repr=False)
+    template: Template | HarmonyChats | DeepseekChats | None = field(repr=False)
     """None: chats are not rendered."""
     tool_template: Template | None = field(repr=False)
     """The template for requests with tools, if the model has a separate one."""
@@ -126,24 +106,29 @@ class Model:
             ModelFilesError: a file is absent or cannot be used; names it and the remedy.
         """
         home = model_folder(source)
-        settings = _json(home / "tokenizer_config.json") if (home / "tokenizer_config.json").exists() else {}
-        specials = _specials(home, settings)
-        described = _json(home / "config.json") if (home / "config.json").exists() else {}
-        vocabulary = Vocabulary(_tokenizer(home, settings, specials))
-        coded = _chats_are_coded(home, described)
-        templates = {} if coded else chats.templates() or _templates(home, settings)
+        settings, described = read_json(home / "tokenizer_config.json"), read_json(home / "config.json")
+        specials = special_tokens(home, settings)
+        vocabulary = Vocabulary(read_tokenizer(home, settings, specials))
+        templates = chats.templates() or chat_templates(home, settings)
         default = templates.get("default")
         tools = templates.get("tool_use")
         merges = any(map(requires_system_first, {default, tools or default}))
         if described.get("model_type") == MODEL_TYPE:
             return cls(source, vocabulary, HarmonyChats(), None, merges_system=merges)
+        mode = chats.tokenizer_mode.lower()
+        if mode == AUTO:
+            mode = tokenizer_mode(source, home, described)
+        coded = mode not in TEMPLATE_MODES
+        template: Template | DeepseekChats | None = MODES[mode](chats.defaults) if mode in MODES else None
+        if default is not None and not coded:
+            template = _compiled(source, default, specials, chats)
         return cls(
             name=source,
             vocabulary=vocabulary,
-            template=None if default is None else _compiled(source, default, specials, chats),
-            tool_template=None if tools is None else _compiled(source, tools, specials, chats),
+            template=template,
+            tool_template=None if coded or tools is None else _compiled(source, tools, specials, chats),
             merges_system=merges,
-            why_no_chats=_CODED if coded else NO_TEMPLATE if default is None else "",
+            why_no_chats="" if template else _CODED if coded else NO_TEMPLATE,
             media=MediaTexts() if _takes_media(described) else None,
             placeholders=_placeholders(described, vocabulary),
         )
@@ -236,18 +221,6 @@ class Model:
         raise UnrenderableError("token-ids")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFilesError(
-            f"cannot read {path} as JSON ({type(error).__name__}): fetch it again"
-        ) from error
-    if not isinstance(found, dict):
-        raise ModelFilesError(f"{path} is no JSON object: fetch it again")
-    return found
-
-
 def _takes_media(described: dict[str, Any]) -> bool:
     """Return whether the model may take media: by its configuration, or if it has none."""
     return not described or any(word in name for name in described for word in _MEDIA_WORDS)
@@ -259,122 +232,8 @@ def _placeholders(described: dict[str, Any], vocabulary: Vocabulary) -> frozense
     return frozenset(token for token in named if type(token) is int and vocabulary.is_added(token))
 
 
-def _tokenizer(home: Path, settings: dict[str, Any], specials: dict[str, str]) -> Tokenizer:
-    path = home / "tokenizer.json"
-    if not path.exists():
-        raise ModelFilesError(
-            f"no {path}: kvist reads fast tokenizers; transformers' AutoTokenizer.save_pretrained writes one"
-        )
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise ModelFilesError(f"cannot read {path}: fetch it again, or upgrade `tokenizers`") from error
-    _add_missing(tokenizer, settings, specials)
-    return tokenizer
-
-
-def _add_missing(tokenizer: Tokenizer, settings: dict[str, Any], specials: dict[str, str]) -> None:
-    """Add the tokens that only the configuration lists, in the order of transformers."""
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    listed = settings.get("added_tokens_decoder") or {}
-    described = [listed[key] for key in sorted(listed, key=int)]
-    tokens = [AddedToken(**token) for token in described if token["content"] not in known]
-    known |= {token.content for token in tokens}
-    tokens += [
-        AddedToken(text, special=True) for text in dict.fromkeys(specials.values()) if text not in known
-    ]
-    if tokens:
-        tokenizer.add_tokens(tokens)
-
-
-def _specials(home: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Return the named special tokens; the older file counts only if no tokens are configured."""
-    found = {name: settings.get(name) for name in SPECIALS}
-    older = home / "special_tokens_map.json"
-    if "added_tokens_decoder" not in settings and older.exists():
-        named = _json(older)
-        found |= {name: named[name] for name in SPECIALS if name in named}
-    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _templates(home: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Return templates by name: files take precedence; ``chat_template.json`` belongs to a processor."""
-    files = {
-        path.stem: path.read_text(encoding="utf-8") for path in home.glob("additional_chat_templates/*.jinja")
-    }
-    if (home / "chat_template.jinja").exists():
-        files["default"] = (home / "chat_template.jinja").read_text(encoding="utf-8")
-    if files:
-        return files
-    configured = settings.get("chat_template")
-    named = _named(configured)
-    if (home / "chat_template.json").exists():
-        processor = _named(_json(home / "chat_template.json").get("chat_template"))
-        return {"tool_use": named["default"], **named, **processor} if "default" in named else processor
-    return named
-
-
-def _chats_are_coded(home: Path, described: dict[str, Any]) -> bool:
-    """Return whether the engine renders chats in code: by architecture, or with mistral-common's files."""
-    if (home / "tekken.json").exists() or any(home.glob("tokenizer.model.v*")):
-        return True
-    return not CODED_CHATS.isdisjoint(described.get("architectures") or ())
-
-
-def _named(template: Any) -> dict[str, str]:
-    if isinstance(template, str):
-        return {"default": template}
-    if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}
-    return template if isinstance(template, dict) else {}
-
-
 def _compiled(source: str, template: str, specials: dict[str, str], chats: Chats) -> Template:
     try:
         return Template(template, specials, chats.style, chats.defaults)
     except jinja2.TemplateError as error:
         raise ModelFilesError(f"the chat template of {source} does not compile: {error}") from error
-
-
-def model_folder(source: str) -> Path:
-    """Return the folder with a model's files: ``source`` itself, or a snapshot of ``hf://repo[@revision]``.
-
-    Raises:
-        ModelFilesError: the folder is absent or the download failed; names the remedy.
-    """
-    if source.startswith(HUB):
-        return _snapshot(source[len(HUB) :])
-    found = Path(source)
-    if not found.is_dir():
-        raise ModelFilesError(
-            f"no folder {source}: give a folder with tokenizer.json, or hf://repo[@revision]"
-        )
-    return found
-
-
-def _snapshot(name: str) -> Path:
-    import huggingface_hub
-
-    repo, _, revision = name.partition("@")
-    try:
-        found = huggingface_hub.snapshot_download(
-            repo, revision=revision or None, allow_patterns=list(HUB_FILES)
-        )
-    except Exception as error:
-        raise ModelFilesError(
-            f"cannot fetch {HUB}{name} ({type(error).__name__}): {_remedy(error)}"
-        ) from error
-    return Path(found)
-
-
-def _remedy(error: Exception) -> str:
-    from huggingface_hub import errors
-
-    if isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError)):
-        return "check the name, and set HF_TOKEN to a token that may read it"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return "check the revision after the @"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return "not in the cache: unset HF_HUB_OFFLINE, let the picker reach HF_ENDPOINT, or mount the folder"
-    return "let the picker reach the hub (HF_ENDPOINT, HF_TOKEN), or give a folder"

@@ -96,6 +96,9 @@ class Settings:
         "value of the engines' --chat-template-content-format", choices=validation.CONTENT_FORMATS)
     default_chat_template_kwargs: str = flag("--default-chat-template-kwargs", "",
         "value of the engines' --default-chat-template-kwargs, a JSON object", unit="JSON")
+    tokenizer_mode: str = flag("--tokenizer-mode", "auto",
+        "value of the engines' --tokenizer-mode, which decides what writes chats: the model's template (hf), "
+        "or code of the engine for it (such as deepseek_v32)", unit="MODE")
     host: str = flag("--host", "",
         "address to listen on (default: every address, IPv4 and IPv6)", unit="ADDRESS")
     grpc_port: int = flag("--grpc-port", 9002,

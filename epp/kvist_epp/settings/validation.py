@@ -120,6 +120,8 @@ def _check_transport_limits(settings: "Settings") -> None:
 def _check_chats(settings: "Settings") -> None:
     if settings.chat_template_content_format not in CONTENT_FORMATS:
         raise SettingsError(f"--chat-template-content-format: must be one of {', '.join(CONTENT_FORMATS)}")
+    if not settings.tokenizer_mode:
+        raise SettingsError("--tokenizer-mode: must not be empty; auto: as the engines choose it")
     try:
         found = json.loads(settings.default_chat_template_kwargs or "{}")
     except (ValueError, RecursionError):

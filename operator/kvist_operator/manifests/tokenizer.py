@@ -73,6 +73,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "chat-template": "chat_template",
     "chat-template-content-format": "chat_template_content_format",
     "default-chat-template-kwargs": "default_chat_template_kwargs",
+    "tokenizer-mode": "tokenizer_mode",
 }
 """Engine's flag → the picker's setting of the same meaning."""
 TEMPLATE: Final = "chat-template"

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from kvist_epp.errors import BadRequest
-from kvist_epp.prompt.model import Model, model_folder
+from kvist_epp.prompt.model import Model
+from kvist_epp.prompt.model_files import model_folder
 from kvist_epp.prompt.request import Request
 
 _UNIT: Final = re.compile(r" [^\s]+")

@@ -50,6 +50,24 @@ def test_defaults_yield_to_what_a_request_says(home: str) -> None:
     assert prompt(home, chats, reasoning_effort="high") == "True|3|hi"
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("hf", "T"), ("HF", "T"), ("mistral", None), ("deepseek_v32", "</think>"), ("another", None)],
+)
+def test_the_mode_of_the_engines_decides_what_writes_chats(
+    home: str, mode: str, expected: str | None
+) -> None:
+    """The template, code that is known here, or nothing: a mode of vLLM's plugins may write anything."""
+    (Path(home) / "tekken.json").write_text("{}")
+    (Path(home) / "consolidated.safetensors").write_text("")
+    assert Model.load(home).why_no_chats
+    chats = Chats("T{# a template #}", tokenizer_mode=mode)
+    if expected is None:
+        assert Model.load(home, chats).why_no_chats == "its engines write chats in code of their own"
+    else:
+        assert prompt(home, chats).endswith(expected)
+
+
 def test_the_form_of_contents_can_be_set(home: str) -> None:
     """The format of contents can be set; without it, the loops of the template decide."""
     first = "{{ messages[0].content is string }}"
@@ -74,12 +92,17 @@ def test_flags_become_what_a_model_is_loaded_with() -> None:
     """Flags arrive as the engines have them; a value that is no JSON object is refused with the flag's
     name."""
     told = Settings(
-        chat_template=SHOWN, chat_template_content_format="openai", default_chat_template_kwargs='{"a": [1]}'
+        chat_template=SHOWN,
+        chat_template_content_format="openai",
+        default_chat_template_kwargs='{"a": [1]}',
+        tokenizer_mode="hf",
     )
-    assert chats_of(told) == Chats(SHOWN, "openai", {"a": [1]})
+    assert chats_of(told) == Chats(SHOWN, "openai", {"a": [1]}, "hf")
     assert chats_of(Settings()) == Chats()
     for text in ("{", "[1]", "3"):
         with pytest.raises(SettingsError, match="--default-chat-template-kwargs"):
             Settings(default_chat_template_kwargs=text)
     with pytest.raises(SettingsError, match="--chat-template-content-format"):
         Settings(chat_template_content_format="parts")
+    with pytest.raises(SettingsError, match="--tokenizer-mode"):
+        Settings(tokenizer_mode="")

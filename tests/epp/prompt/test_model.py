@@ -126,10 +126,9 @@ def test_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        {"config__json": '{"architectures": ["DeepseekV4ForCausalLM"]}'},
-        {"config__json": '{"architectures": ["DeepseekV32ForCausalLM"]}'},
-        {"tekken__json": "{}"},
-        {"tokenizer__model__v3": ""},
+        {"config__json": '{"architectures": ["KimiK3ForConditionalGeneration"]}'},
+        {"tekken__json": "{}", "consolidated__safetensors": ""},
+        {"tokenizer__model__v3": "", "consolidated-00001-of-00002__safetensors": ""},
     ],
 )
 def test_a_template_the_engine_does_not_use_is_not_used(tmp_path: Path, files: dict[str, str]) -> None:
@@ -137,6 +136,24 @@ def test_a_template_the_engine_does_not_use_is_not_used(tmp_path: Path, files: d
     model = Model.load(str(folder(tmp_path, {"chat_template": "C"}, **files)))
     assert prompts(model) == ([], ["no-template"])
     assert model.why_no_chats == "its engines write chats in code of their own"
+
+
+@pytest.mark.parametrize(
+    ("files", "rendered"),
+    [
+        ({"tekken__json": "{}", "model__safetensors": ""}, b"C"),
+        (
+            {"config__json": '{"architectures": ["DeepseekV32ForCausalLM"]}'},
+            "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>".encode(),
+        ),
+    ],
+)
+def test_chats_are_written_as_the_engine_writes_them(
+    tmp_path: Path, files: dict[str, str], rendered: bytes
+) -> None:
+    """Without weights in Mistral's format its tokenizer is not used; DeepSeek's format is known."""
+    model = Model.load(str(folder(tmp_path, {"chat_template": "C"}, **files)))
+    assert (prompts(model, messages=HI), model.why_no_chats) == (([rendered], []), "")
 
 
 ROLES = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"

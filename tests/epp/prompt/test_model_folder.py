@@ -15,7 +15,8 @@ import sys
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.prompt.model import Model
 try:
-    print(len(Model.load(sys.argv[1]).pieces) > 0)
+    model = Model.load(sys.argv[1])
+    print(model.why_no_chats or len(model.pieces) > 0)
 except ModelFilesError as error:
     print(error)
 """
@@ -65,3 +66,24 @@ def test_what_the_hub_does_not_give_names_the_remedy(
     """A wrong name or a missing token, and an empty cache without a hub."""
     said = load(source, hub, tmp_path / "cache", **environment)
     assert (source in said, remedy in said) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "environment", "expected"),
+    [
+        ("model.safetensors", {}, "True"),
+        ("consolidated.safetensors", {}, "its engines write chats in code of their own"),
+        ("model.safetensors", {"HF_HUB_OFFLINE": "1"}, "its engines write chats in code of their own"),
+    ],
+)
+def test_the_hub_says_whether_weights_are_in_the_format_of_mistral(
+    tmp_path: Path, weights: str, environment: dict[str, str], expected: str
+) -> None:
+    """Engines use Mistral's tokenizer for its own weights only; where no hub can say it, they count as its
+    own."""
+    home = folders.write("mistral", tmp_path / "published")
+    files = {path.name: path.read_bytes() for path in home.iterdir()}
+    with hub_with(files | {"tekken.json": b"{}", weights: b"weights"}) as address:
+        load("hf://kvist/twig", address, tmp_path / "cache")
+        found = load("hf://kvist/twig", address, tmp_path / "cache", **environment)
+    assert found == expected

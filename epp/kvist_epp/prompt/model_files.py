@@ -1,0 +1,200 @@
+"""The files of a model: where they come from, and what engines read in them."""
+
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer
+
+from kvist_epp.errors import ModelFilesError
+
+HUB: Final = "hf://"
+HUB_FILES: Final = (
+    "config.json",
+    "tekken.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+"""Files that are fetched from the hub: never weights, never pickles, never code."""
+
+SPECIALS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens that transformers passes to a template."""
+
+AUTO: Final = "auto"
+TOKENIZER_MODES: Final = {
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "DeepseekV41ForCausalLM": "deepseek_v41",
+    "KimiK3ForConditionalGeneration": "kimi_k3",
+    "InklingForCausalLM": "inkling",
+    "InklingForConditionalGeneration": "inkling",
+}
+"""Engines' ``--tokenizer-mode`` for architectures whose chats they write in code of their own, whatever
+template the files hold (``vllm.config.model``, 0.33)."""
+TEMPLATE_MODES: Final = ("hf", "slow")
+"""Modes of engines that render the template in the model's files."""
+
+
+def model_folder(source: str) -> Path:
+    """Return the folder with a model's files: ``source`` itself, or a snapshot of ``hf://repo[@revision]``.
+
+    Raises:
+        ModelFilesError: the folder is absent or the download failed; names the remedy.
+    """
+    if source.startswith(HUB):
+        return _snapshot(source[len(HUB) :])
+    found = Path(source)
+    if not found.is_dir():
+        raise ModelFilesError(
+            f"no folder {source}: give a folder with tokenizer.json, or hf://repo[@revision]"
+        )
+    return found
+
+
+def _snapshot(name: str) -> Path:
+    import huggingface_hub
+
+    repo, _, revision = name.partition("@")
+    try:
+        found = huggingface_hub.snapshot_download(
+            repo, revision=revision or None, allow_patterns=list(HUB_FILES)
+        )
+    except Exception as error:
+        raise ModelFilesError(
+            f"cannot fetch {HUB}{name} ({type(error).__name__}): {_remedy(error)}"
+        ) from error
+    return Path(found)
+
+
+def _remedy(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError)):
+        return "check the name, and set HF_TOKEN to a token that may read it"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "check the revision after the @"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "not in the cache: unset HF_HUB_OFFLINE, let the picker reach HF_ENDPOINT, or mount the folder"
+    return "let the picker reach the hub (HF_ENDPOINT, HF_TOKEN), or give a folder"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one if there is no such file.
+
+    Raises:
+        ModelFilesError: the file cannot be read, or holds something else.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(
+            f"cannot read {path} as JSON ({type(error).__name__}): fetch it again"
+        ) from error
+    if not isinstance(found, dict):
+        raise ModelFilesError(f"{path} is no JSON object: fetch it again")
+    return found
+
+
+def read_tokenizer(home: Path, settings: dict[str, Any], specials: dict[str, str]) -> Tokenizer:
+    """Return the tokenizer, with the tokens that only its configuration (``settings``) names.
+
+    Raises:
+        ModelFilesError: there is none, or it cannot be read; names the remedy.
+    """
+    path = home / "tokenizer.json"
+    if not path.exists():
+        raise ModelFilesError(
+            f"no {path}: kvist reads fast tokenizers; transformers' AutoTokenizer.save_pretrained writes one"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelFilesError(f"cannot read {path}: fetch it again, or upgrade `tokenizers`") from error
+    _add_missing(tokenizer, settings, specials)
+    return tokenizer
+
+
+def _add_missing(tokenizer: Tokenizer, settings: dict[str, Any], specials: dict[str, str]) -> None:
+    """Add the tokens that only the configuration lists, in the order of transformers."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    listed = settings.get("added_tokens_decoder") or {}
+    described = [listed[key] for key in sorted(listed, key=int)]
+    tokens = [AddedToken(**token) for token in described if token["content"] not in known]
+    known |= {token.content for token in tokens}
+    tokens += [
+        AddedToken(text, special=True) for text in dict.fromkeys(specials.values()) if text not in known
+    ]
+    if tokens:
+        tokenizer.add_tokens(tokens)
+
+
+def special_tokens(home: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Return the named special tokens; the older file counts only if no tokens are configured."""
+    found = {name: settings.get(name) for name in SPECIALS}
+    if "added_tokens_decoder" not in settings:
+        named = read_json(home / "special_tokens_map.json")
+        found |= {name: named[name] for name in SPECIALS if name in named}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def chat_templates(home: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Return templates by name: files take precedence; ``chat_template.json`` belongs to a processor."""
+    files = {
+        path.stem: path.read_text(encoding="utf-8") for path in home.glob("additional_chat_templates/*.jinja")
+    }
+    if (home / "chat_template.jinja").exists():
+        files["default"] = (home / "chat_template.jinja").read_text(encoding="utf-8")
+    if files:
+        return files
+    configured = settings.get("chat_template")
+    named = _named(configured)
+    if (home / "chat_template.json").exists():
+        processor = _named(read_json(home / "chat_template.json").get("chat_template"))
+        return {"tool_use": named["default"], **named, **processor} if "default" in named else processor
+    return named
+
+
+def tokenizer_mode(source: str, home: Path, described: dict[str, Any]) -> str:
+    """Return the ``--tokenizer-mode`` that engines choose by themselves: by architecture or by files.
+
+    ``described``: the configuration of the model, ``home``: the folder of its ``source``.
+    """
+    named = described.get("architectures") or ()
+    found = next((TOKENIZER_MODES[one] for one in named if one in TOKENIZER_MODES), None)
+    if found is None and ((home / "tekken.json").exists() or any(home.glob("tokenizer.model.v*"))):
+        found = "mistral" if _has_weights_of_mistral(source, home) else None
+    return found or TEMPLATE_MODES[0]
+
+
+def _has_weights_of_mistral(source: str, home: Path) -> bool:
+    """Return whether weights are in the format of Mistral: those of others, who quantize them, are not.
+
+    Weights are not fetched, so that the hub has to say it; if it does not, its models count as Mistral's.
+    """
+    if not source.startswith(HUB):
+        return any(home.glob("consolidated*.safetensors"))
+    import huggingface_hub
+
+    repo, _, revision = source[len(HUB) :].partition("@")
+    try:
+        names = huggingface_hub.list_repo_files(repo, revision=revision or None)
+    except Exception:  # noqa: BLE001 - offline, or any answer of a mirror
+        return True
+    return any(fnmatch(name, "consolidated*.safetensors") for name in names)
+
+
+def _named(template: Any) -> dict[str, str]:
+    if isinstance(template, str):
+        return {"default": template}
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return template if isinstance(template, dict) else {}
