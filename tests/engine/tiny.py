@@ -49,6 +49,12 @@ def deepseek(version: str, folder: Path) -> Path:
     return folder
 
 
+def mistral(version: str, folder: Path) -> Path:
+    """A tiny model with Mistral's own tokenizer, for ``--load-format dummy``."""
+    settings = json.loads((folders.write_mistral(version, folder) / "tekken.json").read_text())["config"]
+    return _write_config(folder, settings["default_vocab_size"], 2)
+
+
 def embedding(folder: Path, *, encoder: bool) -> Path:
     """A loadable embedding model: a BERT, or a Qwen3 that sentence-transformers pools by its last token."""
     build("chatml", folder, context=512)
@@ -146,6 +152,12 @@ def add_weights_config(folder: Path, *, context: int = 32768) -> Path:
     """Writes ``config.json`` for the tokenizer in the folder: 2 layers, 128 hidden, ``context`` tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
+    size, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(str(settings["eos_token"]))
+    return _write_config(folder, -(-size // 64) * 64, end, context)
+
+
+def _write_config(folder: Path, size: int, end: int | None, context: int = 32768) -> Path:
+    """Writes the configuration for a vocabulary of this size, whose token ``end`` ends answers."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -155,14 +167,14 @@ def add_weights_config(folder: Path, *, context: int = 32768) -> Path:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
-        "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,
+        "vocab_size": size,
         "max_position_embeddings": context,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
         "tie_word_embeddings": True,
         "hidden_act": "silu",
         "torch_dtype": "float32",
-        "eos_token_id": tokenizer.token_to_id(str(settings["eos_token"])),
+        "eos_token_id": end,
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder

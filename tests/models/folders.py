@@ -121,6 +121,37 @@ def write_deepseek(version: str, folder: Path, tokenizer: Tokenizer | None = Non
     return folder
 
 
+MISTRAL_VERSIONS = ("v3", "v7", "v11", "v13", "v15")
+
+
+def write_mistral(version: str, folder: Path) -> Path:
+    """The model folder of one of ``MISTRAL_VERSIONS``: Mistral's own tokenizer and no other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words, reserved = vocabularies.tekken_words(), 100
+    described: dict[str, object] = {
+        "config": {
+            "pattern": vocabularies.QWEN_SPLIT,
+            "num_vocab_tokens": len(words),
+            "default_vocab_size": len(words) + reserved,
+            "default_num_special_tokens": reserved,
+            "version": version,
+        },
+        "vocab": words,
+    }
+    if version not in ("v3", "v7"):
+        described["special_tokens"] = [
+            {"rank": rank, "token_str": text, "is_control": True}
+            for rank, text in enumerate(vocabularies.TEKKEN_TOKENS)
+        ]
+    if version == "v15":
+        efforts = {"type": "enum", "accepts_none": True, "default": "none", "values": ["none", "high"]}
+        described["model_settings_builder"] = {"reasoning_effort": efforts}
+    (folder / "tekken.json").write_text(json.dumps(described))
+    (folder / "consolidated.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["MistralForCausalLM"]}))
+    return folder
+
+
 VISION_TOKENS = (
     *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>"),
     *("<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>"),

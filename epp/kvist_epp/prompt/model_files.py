@@ -10,9 +10,11 @@ from tokenizers import AddedToken, Tokenizer
 from kvist_epp.errors import ModelFilesError
 
 HUB: Final = "hf://"
+TEKKEN: Final = "tekken.json"
 HUB_FILES: Final = (
     "config.json",
-    "tekken.json",
+    TEKKEN,
+    "tokenizer.model.v*",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -37,6 +39,8 @@ TOKENIZER_MODES: Final = {
 }
 """Engines' ``--tokenizer-mode`` for architectures whose chats they write in code of their own, whatever
 template the files hold (``vllm.config.model``, 0.33)."""
+MISTRAL: Final = "mistral"
+"""Mode of engines that use Mistral's own tokenizer."""
 TEMPLATE_MODES: Final = ("hf", "slow")
 """Modes of engines that render the template in the model's files."""
 
@@ -170,8 +174,8 @@ def tokenizer_mode(source: str, home: Path, described: dict[str, Any]) -> str:
     """
     named = described.get("architectures") or ()
     found = next((TOKENIZER_MODES[one] for one in named if one in TOKENIZER_MODES), None)
-    if found is None and ((home / "tekken.json").exists() or any(home.glob("tokenizer.model.v*"))):
-        found = "mistral" if _has_weights_of_mistral(source, home) else None
+    if found is None and ((home / TEKKEN).exists() or any(home.glob("tokenizer.model.v*"))):
+        found = MISTRAL if _has_weights_of_mistral(source, home) else None
     return found or TEMPLATE_MODES[0]
 
 

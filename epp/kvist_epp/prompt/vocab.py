@@ -100,7 +100,7 @@ def _pieces(tokenizer: Tokenizer, spec: dict[str, Any]) -> tuple[list[bytes], fr
 
 def _byte_level(piece: str) -> bytes:
     try:
-        return bytes(map(_BYTES.__getitem__, piece))
+        return bytes(map(BYTES.__getitem__, piece))
     except KeyError:  # a control token in the model's own vocabulary: its text
         return piece.encode()
 
@@ -292,7 +292,7 @@ def _alphabet() -> dict[str, int]:
     }
 
 
-_BYTES: Final = _alphabet()
+BYTES: Final = _alphabet()
 _SPACES: Final = r"[^\S\x1c-\x1f]*"
 """Unicode's white space, as Rust has it; Python's ``\\s`` has four separators more."""
 

@@ -58,7 +58,7 @@ def test_the_mode_of_the_engines_decides_what_writes_chats(
     home: str, mode: str, expected: str | None
 ) -> None:
     """The template, code that is known here, or nothing: a mode of vLLM's plugins may write anything."""
-    (Path(home) / "tekken.json").write_text("{}")
+    (Path(home) / "tokenizer.model.v3").write_text("")
     (Path(home) / "consolidated.safetensors").write_text("")
     assert Model.load(home).why_no_chats
     chats = Chats("T{# a template #}", tokenizer_mode=mode)

@@ -127,7 +127,6 @@ def test_a_model_without_a_template_still_completes(tmp_path: Path) -> None:
     "files",
     [
         {"config__json": '{"architectures": ["KimiK3ForConditionalGeneration"]}'},
-        {"tekken__json": "{}", "consolidated__safetensors": ""},
         {"tokenizer__model__v3": "", "consolidated-00001-of-00002__safetensors": ""},
     ],
 )

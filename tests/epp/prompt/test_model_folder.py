@@ -83,7 +83,7 @@ def test_the_hub_says_whether_weights_are_in_the_format_of_mistral(
     own."""
     home = folders.write("mistral", tmp_path / "published")
     files = {path.name: path.read_bytes() for path in home.iterdir()}
-    with hub_with(files | {"tekken.json": b"{}", weights: b"weights"}) as address:
+    with hub_with(files | {"tokenizer.model.v3": b"", weights: b"weights"}) as address:
         load("hf://kvist/twig", address, tmp_path / "cache")
         found = load("hf://kvist/twig", address, tmp_path / "cache", **environment)
     assert found == expected
