@@ -25,6 +25,7 @@ TORCH = "torch==2.13.0"
 NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
 TORCHVISION = ("torchvision==0.28.0",)
 """What belongs to ``TORCH``."""
+TINKER = ("tinker-cookbook==0.6.1",)
 LEFT_OUT = ("torchaudio", "torchvision", "torchcodec", "triton")
 PYTHON = "3.11"
 LMCACHE = (
@@ -89,6 +90,17 @@ def torchvision() -> Path:
         InstallError: uv is missing, or a package could not be installed.
     """
     return _folder("torchvision-" + TORCHVISION[0].partition("==")[2], TORCHVISION)
+
+
+def kimi_declarations() -> Path:
+    """Return the file of code that declares tools for Kimi K2.5, made if need be: a copy in a package of
+    PyPI.
+
+    Raises:
+        InstallError: uv is missing, or the package could not be installed.
+    """
+    home = _folder("tinker-cookbook-" + TINKER[0].partition("==")[2], TINKER)
+    return home / "tinker_cookbook" / "renderers" / "kimi_k2_5_tool_declaration_ts.py"
 
 
 def install_lmcache() -> Path:

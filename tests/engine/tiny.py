@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -53,6 +54,17 @@ def mistral(version: str, folder: Path) -> Path:
     """A tiny model with Mistral's own tokenizer, for ``--load-format dummy``."""
     settings = json.loads((folders.write_mistral(version, folder) / "tekken.json").read_text())["config"]
     return _write_config(folder, settings["default_vocab_size"], 2)
+
+
+def kimi(folder: Path, declarations: Path) -> Path:
+    """A tiny model with the tokenizer of Kimi K2.5, for ``--load-format dummy`` and ``--trust-remote-code``;
+    ``declarations``: the file of code that declares tools."""
+    words = folders.write_kimi(folder) / "tiktoken.model"
+    code = (Path(__file__).with_name("kimi_code.py")).read_text()
+    (folder / "tokenization_kimi.py").write_text(code.replace("from kimi_k2_5", "from .kimi_k2_5"))
+    shutil.copy(declarations, folder)
+    size = len(words.read_text().splitlines()) + 258
+    return _write_config(folder, -(-size // 64) * 64, size - 257)
 
 
 def embedding(folder: Path, *, encoder: bool) -> Path:

@@ -152,6 +152,32 @@ def write_mistral(version: str, folder: Path) -> Path:
     return folder
 
 
+KIMI_TOKENS = (
+    *("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+)
+
+
+def write_kimi(folder: Path) -> Path:
+    """The model folder of a Kimi K2.5, without the code of its tokenizer; special tokens follow the words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = vocabularies.tekken_words()
+    lines = [f"{word['token_bytes']} {word['rank']}\n" for word in words]
+    (folder / "tiktoken.model").write_text("".join(lines))
+    listed = {str(len(words) + at): {"content": text, "special": True} for at, text in enumerate(KIMI_TOKENS)}
+    settings = {
+        "tokenizer_class": "TikTokenTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+        "added_tokens_decoder": listed,
+        "bos_token": "[BOS]",
+        "eos_token": "[EOS]",
+        "chat_template": (TEMPLATES / "kimi.jinja").read_text(),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k25"}))
+    return folder
+
+
 VISION_TOKENS = (
     *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>", "<|quad_start|>"),
     *("<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>"),

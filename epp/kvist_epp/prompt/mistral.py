@@ -16,7 +16,7 @@ import msgspec
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.prompt.chat import MALFORMED, UnrenderableError, call_arguments, reasoning_of
 from kvist_epp.prompt.request_types import Chat
-from kvist_epp.prompt.tekken import BEGIN
+from kvist_epp.prompt.tiktoken_vocab import BEGIN
 from kvist_epp.prompt.tools import kept_text
 
 VERSIONS: Final = (3, 7, 11, 13, 15)

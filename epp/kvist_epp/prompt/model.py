@@ -12,6 +12,7 @@ from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
 from kvist_epp.prompt.deepseek import MODES
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
+from kvist_epp.prompt.kimi import CODE, KimiChats
 from kvist_epp.prompt.media_texts import MediaTexts, media_of
 from kvist_epp.prompt.mistral import MistralChats
 from kvist_epp.prompt.model_files import (
@@ -24,11 +25,12 @@ from kvist_epp.prompt.model_files import (
     read_json,
     read_tokenizer,
     special_tokens,
+    tokenizer_code,
     tokenizer_mode,
 )
 from kvist_epp.prompt.request_types import Chat, Request
-from kvist_epp.prompt.tekken import tekken_tokenizer
 from kvist_epp.prompt.template import Template, requires_system_first
+from kvist_epp.prompt.tiktoken_vocab import tekken_tokenizer
 from kvist_epp.prompt.vocab import Vocabulary
 
 _MEDIA_WORDS: Final = ("vision", "image", "visual", "audio", "video", "mm_", "thinker", "media")
@@ -142,7 +144,9 @@ class Model:
         elif tekken is not None:
             template = MistralChats.load(tekken, chats.defaults)
         elif mode in TEMPLATE_MODES and default is not None:
-            template = _compiled(source, default, specials, chats)
+            template = compiled = _compiled(source, default, specials, chats)
+            if tokenizer_code(settings).startswith(CODE):
+                template = KimiChats(compiled, default, chats.defaults)
         return cls(
             name=source,
             vocabulary=vocabulary,

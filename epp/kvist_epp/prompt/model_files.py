@@ -8,12 +8,15 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
+from kvist_epp.prompt.tiktoken_vocab import kimi_tokenizer
 
 HUB: Final = "hf://"
 TEKKEN: Final = "tekken.json"
+TIKTOKEN: Final = "tiktoken.model"
 HUB_FILES: Final = (
     "config.json",
     TEKKEN,
+    TIKTOKEN,
     "tokenizer.model.v*",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -113,7 +116,9 @@ def read_tokenizer(home: Path, settings: dict[str, Any], specials: dict[str, str
     Raises:
         ModelFilesError: there is none, or it cannot be read; names the remedy.
     """
-    path = home / "tokenizer.json"
+    path, other = home / "tokenizer.json", home / TIKTOKEN
+    if not path.exists() and other.exists():
+        return kimi_tokenizer(other.read_bytes(), settings)
     if not path.exists():
         raise ModelFilesError(
             f"no {path}: kvist reads fast tokenizers; transformers' AutoTokenizer.save_pretrained writes one"
@@ -148,6 +153,14 @@ def special_tokens(home: Path, settings: dict[str, Any]) -> dict[str, str]:
         found |= {name: named[name] for name in SPECIALS if name in named}
     texts = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def tokenizer_code(settings: dict[str, Any]) -> str:
+    """Return the class beside the model that engines use as its tokenizer, ``module.Class``; empty: none."""
+    found = settings.get("auto_map")
+    named = found.get("AutoTokenizer") if isinstance(found, dict) else None
+    first = named[0] if isinstance(named, list) and named else named
+    return first if isinstance(first, str) else ""
 
 
 def chat_templates(home: Path, settings: dict[str, Any]) -> dict[str, str]:

@@ -29,6 +29,13 @@ class ToolTexts:
         self._room = room
         self.digest: int | None = None
         """Of the list."""
+        self.sorted: list[dict[str, Any]] | None = None
+        """The tools of the list with sorted fields, if a model needs them."""
+
+    @property
+    def room(self) -> int:
+        """Return how many characters may still be kept."""
+        return self._room
 
     def get(self, key: tuple[Any, ...]) -> str | None:
         """Return a text that was kept."""
@@ -69,6 +76,17 @@ def template_tools(tools: list[dict[str, Any]], size: int = _SIZE) -> list[dict[
         raise UnrenderableError("tools")
     texts = ToolTexts(_GROWTH * (_SET_BYTES + size))
     return [Tool(_tool(tool), texts) for tool in tools]
+
+
+def with_sorted_fields(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools whose objects have their fields in alphabetical order, which are made once for a list."""
+    first = tools[0]
+    if type(first) is not Tool:
+        return [_sorted_fields(tool) for tool in tools]
+    if first.texts.sorted is None:
+        texts = ToolTexts(first.texts.room)
+        first.texts.sorted = [Tool(_sorted_fields(tool), texts) for tool in tools]
+    return first.texts.sorted
 
 
 def kept_text(tools: list[dict[str, Any]], key: tuple[Any, ...], write: Callable[[], str]) -> str:
@@ -132,6 +150,12 @@ class KeptTools:
 
 parse_tools: Final = KeptTools().parse
 _decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
+
+
+def _sorted_fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _sorted_fields(value[name]) for name in sorted(value)}
+    return [_sorted_fields(one) for one in value] if isinstance(value, list) else value
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

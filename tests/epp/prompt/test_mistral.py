@@ -13,7 +13,7 @@ from kvist_epp.prompt.mistral import VERSIONS, MistralChats
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_epp.prompt.request_types import Chat
-from kvist_epp.prompt.tekken import merge_pairs, tekken_tokenizer
+from kvist_epp.prompt.tiktoken_vocab import merge_pairs, tekken_tokenizer
 from kvist_epp.prompt.tools import template_tools
 from kvist_epp.prompt.vocab import Vocabulary
 

@@ -1,0 +1,71 @@
+"""Kimi K2.5: our prompts against the token ids of a vLLM that runs code beside the model, and its tools."""
+
+import json
+import random
+import runpy
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.engine import install, random_chats, tiny
+from tests.engine.agent_shapes import AGENTS
+from tests.engine.random_tools import function
+from tests.engine.shapes import APIS
+from tests.engine.test_render import differences, loaded
+from tests.engine.vllm import RenderServers
+
+from kvist_epp.prompt.kimi_tools import declare_tools
+from kvist_epp.prompt.tools import with_sorted_fields
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Path, str]]:
+    """The folder of the model, and the URL of a render server for it."""
+    folder = tiny.kimi(tmp_path_factory.mktemp("models") / "kimi", install.kimi_declarations())
+    flags = ("--trust-remote-code", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    async with RenderServers([folder], *flags) as running:
+        yield folder, running.urls["kimi"]
+
+
+@pytest.mark.parametrize(
+    ("path", "bodies"),
+    [*APIS.items(), *AGENTS.items()],
+    ids=[*APIS, *(f"agents {path}" for path in AGENTS)],
+)
+async def test_prompts_equal_what_the_engine_tokenises(
+    server: tuple[Path, str], path: str, bodies: dict[str, dict[str, Any]]
+) -> None:
+    """Every request that the engine takes gives the same bytes here; those it refuses do no harm."""
+    folder, url = server
+    wrong, taken = await differences(loaded(folder), url, path, bodies)
+    assert (json.dumps(wrong, default=repr, indent=1), taken > len(bodies) // 2) == ("{}", True)
+
+
+@pytest.mark.parametrize(("path", "make"), random_chats.APIS.items())
+async def test_random_requests_equal_what_the_engine_tokenises(
+    server: tuple[Path, str], path: str, make: Callable[[random.Random], dict[str, Any]]
+) -> None:
+    """Roles, reasoning, calls and results in any order give the same bytes."""
+    folder, url = server
+    wrong, taken = await differences(loaded(folder), url, path, random_chats.bodies(make, 1))
+    assert (json.dumps(wrong, default=repr, indent=1), taken > 50) == ("{}", True)
+
+
+async def test_declarations_of_random_tools_equal_those_of_the_models_code() -> None:
+    """Types, comments, references and defaults give the same text, and both fail for the same schemas."""
+    generator = random.Random(1)
+    declare = runpy.run_path(str(install.kimi_declarations()))["encode_tools_to_typescript_style"]
+    wrong, failed = [], 0
+    for _ in range(5_000):
+        tools = with_sorted_fields([function(generator)])
+        try:
+            expected = declare(tools)
+        except Exception:  # noqa: BLE001 - whatever it raises, the template then writes JSON
+            expected, failed = None, failed + 1
+        if declare_tools(tools, 1_000_000) != expected:
+            wrong.append(tools)
+    assert (wrong, 500 < failed < 2_500) == ([], True)
