@@ -44,7 +44,7 @@ class TikTokenTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """All tokens."""
+        """The number of all tokens."""
         return self.model.n_vocab
 
     def get_vocab(self) -> dict[str, int]:
@@ -73,7 +73,7 @@ class TikTokenTokenizer(PreTrainedTokenizer):
         return "".join(tokens).encode("latin-1").decode("utf-8", "replace")
 
     def save_vocabulary(self, save_directory, filename_prefix=None):
-        """Save nothing."""
+        """Save no file."""
         return ()
 
     def apply_chat_template(self, conversation, tools=None, thinking=True, **others):

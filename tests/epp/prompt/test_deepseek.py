@@ -15,7 +15,7 @@ OFF = {"thinking": False}
 
 
 def said(role: str, content: Any = "", **fields: Any) -> dict[str, Any]:
-    """A message."""
+    """A message of a chat."""
     return {"role": role, "content": content, **fields}
 
 
@@ -70,7 +70,7 @@ def test_a_chat_is_written_by_its_version(mode: str, variables: dict[str, Any], 
     ],
 )
 def test_an_effort_is_written_in_front(mode: str, effort: Any, begins: str) -> None:
-    """Versions that think by default are told how hard, by words or by a number."""
+    """Versions that think by default get an effort, in words or as a number."""
     assert render(mode, *CHAT, **({} if effort is None else {"reasoning_effort": effort})).startswith(begins)
 
 

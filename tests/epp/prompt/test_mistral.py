@@ -19,7 +19,7 @@ from kvist_epp.prompt.vocab import Vocabulary
 
 
 def said(role: str, content: Any = "", **fields: Any) -> dict[str, Any]:
-    """A message."""
+    """A message of a chat."""
     return {"role": role, "content": content, **fields}
 
 
