@@ -12,7 +12,7 @@ from tests.engine import random_chats, tiny
 from tests.engine.agent_shapes import AGENTS
 from tests.engine.mix import Mix
 from tests.engine.pool import FLAGS, Pool
-from tests.engine.shapes import APIS
+from tests.engine.shapes import APIS, WEATHER
 from tests.engine.test_main_path import error, one_by_one, report, short
 from tests.engine.test_render import differences, loaded
 from tests.engine.vllm import RenderServers, VllmEngine
@@ -32,6 +32,8 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
         yield home, running
 
 
+REORDERED: dict[str, Any] = {"type": "function", "function": {"strict": True, "parameters": {}, "name": "f"}}
+"""A tool whose fields the engine puts into another order."""
 VARIABLES: tuple[dict[str, Any], ...] = (
     *({"thinking": True}, {"thinking": False}, {"enable_thinking": True}, {"enable_thinking": False}),
     *({"thinking": True, "drop_thinking": False}, {"reasoning_effort": "none"}, {"reasoning_effort": "max"}),
@@ -47,6 +49,8 @@ def varied(generator: random.Random) -> dict[str, Any]:
     for message in body["messages"]:
         if generator.random() < 0.1:
             message["task"] = generator.choice(("action", "title", "unknown"))
+        if message["role"] == "developer" and generator.random() < 0.5:
+            message["tools"] = [generator.choice((WEATHER, REORDERED))]
         if message["role"] == "system" and generator.random() < 0.3:
             message["role"] = "latest_reminder"
     return body

@@ -16,6 +16,8 @@ class Hub(BaseHTTPRequestHandler):
 
     files: ClassVar[dict[str, bytes]] = {}
     served: ClassVar[list[str]] = []
+    listings: ClassVar[int] = 0
+    """Lists of files that it still gives."""
 
     def do_HEAD(self) -> None:
         """A file's size and commit."""
@@ -48,8 +50,11 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def _listing(self, path: str) -> bytes:
+    def _listing(self, path: str) -> bytes | None:
+        if "/tree/" in path and self.listings == 0:
+            return None
         if "/tree/" in path:
+            Hub.listings -= 1
             entries = [
                 {"type": "file", "path": name, "size": len(data), "oid": "0"}
                 for name, data in self.files.items()
@@ -63,9 +68,10 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hub_with(files: Mapping[str, bytes], port: int = 0) -> Iterator[str]:
-    """Serve the files while the context lasts; yield the address for ``HF_ENDPOINT``."""
-    Hub.files, Hub.served = dict(files), []
+def hub_with(files: Mapping[str, bytes], port: int = 0, *, listings: int = 1_000) -> Iterator[str]:
+    """Serve the files while the context lasts; yield the address for ``HF_ENDPOINT``. ``listings``: how often
+    the files are listed; a snapshot takes one list."""
+    Hub.files, Hub.served, Hub.listings = dict(files), [], listings
     server = ThreadingHTTPServer(("127.0.0.1", port), Hub)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

@@ -8,6 +8,7 @@ template that prints ``messages | tojson``.
 
 import json
 import secrets
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -28,6 +29,34 @@ class UnrenderableError(Exception):
 
 MALFORMED: Final = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 """What code that reads a request may raise where the engine's validation would refuse it."""
+
+
+MAX_MESSAGES: Final = 20_000
+"""Most messages of a chat that code writes, at some 6 us each."""
+MAX_ARGUMENTS: Final = 20_000
+"""Most arguments of the calls of one message that code writes, at some 2 us each."""
+_GROWTH: Final = 4
+_MAX_PROMPT: Final = 20_000_000
+"""Characters: some four million tokens."""
+
+
+def join_prompt(parts: Iterable[str], chat: Chat, size: int) -> str:
+    """Join the parts of the prompt of a chat that code writes, and not a template; ``size`` is that of the
+    request in bytes.
+
+    Raises:
+        UnrenderableError: there are too many messages, or the prompt is much longer than the request.
+    """
+    if len(chat.messages if chat.items is None else chat.items) > MAX_MESSAGES:
+        raise UnrenderableError("work")
+    room = min(_GROWTH * size + 1_000_000, _MAX_PROMPT)
+    written = []
+    for part in parts:
+        room -= len(part)
+        if room < 0:
+            raise UnrenderableError("work")
+        written.append(part)
+    return "".join(written)
 
 
 def template_messages(
@@ -94,8 +123,30 @@ def _message(message: dict[str, Any], style: ContentFormat, reorder_calls: bool)
         if type(message.get("task")) is str:
             seen["task"] = message["task"]
     if role == "developer":
-        seen["tools"] = message.get("tools")
+        tools = message.get("tools")
+        seen["tools"] = ordered_tools(tools) if tools and reorder_calls else tools
     return seen
+
+
+def ordered_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools of a developer message with their fields in the order of the validation, which leaves
+    all as they are if it does not know one."""
+    if not all(map(_is_declared, tools)):
+        return tools
+    ordered = []
+    for tool in tools:
+        function = tool["function"]
+        shown = {name: function[name] for name in _TOOL_FIELDS if name in function} | function
+        ordered.append({"function": shown, "type": tool["type"]} | tool | {"function": shown})
+    return ordered
+
+
+def _is_declared(tool: Any) -> bool:
+    function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
+    if type(function) is not dict or type(function.get("name")) is not str:
+        return False
+    kinds = {"description": (str,), "parameters": (dict,), "strict": (bool, type(None))}
+    return all(type(function[name]) in kinds[name] for name in kinds if name in function)
 
 
 def _add_assistant(seen: dict[str, Any], message: dict[str, Any], reorder_calls: bool) -> None:
@@ -273,6 +324,7 @@ def _joined(content: Any) -> str:
     )
 
 
+_TOOL_FIELDS: Final = ("name", "description", "parameters", "strict")
 TEXT_FIELD: Final = {
     "text": "text",
     "input_text": "text",

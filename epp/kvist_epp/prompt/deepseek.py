@@ -17,6 +17,8 @@ from kvist_epp.prompt.chat import (
     UnrenderableError,
     call_arguments,
     have_media,
+    join_prompt,
+    ordered_tools,
     reasoning_of,
     template_messages,
 )
@@ -50,17 +52,16 @@ class DeepseekChats(ABC):
         """``defaults``: variables that requests may override."""
         self._defaults = defaults
 
-    def render(self, chat: Chat, size: int = 0) -> str:  # noqa: ARG002 - see below
-        """Return the prompt; the ``size`` of the request bounds it without being asked: each part is
-        written once.
+    def render(self, chat: Chat, size: int = 0) -> str:
+        """Return the prompt; ``size`` is that of the request in bytes.
 
         Raises:
-            UnrenderableError: the engine refuses the chat, or it has an unknown shape.
+            UnrenderableError: the engine refuses the chat, it has an unknown shape, or takes too much work.
         """
         if chat.refusal:
             raise UnrenderableError(chat.refusal)
         try:
-            return "".join(self._write(chat, {**self._defaults, **chat.variables}))
+            return join_prompt(self._write(chat, {**self._defaults, **chat.variables}), chat, size)
         except MALFORMED:
             raise UnrenderableError("shape") from None
 
@@ -101,6 +102,8 @@ _TASKS: Final = {
 
 
 class _V32(DeepseekChats):
+    """Thinks if it is asked to; the results of calls stand by themselves."""
+
     _KEPT: Final = ("user", "system", "tool", "assistant")
     """Roles of messages that are kept before the last question, where a model that thinks is asked."""
 
@@ -166,8 +169,9 @@ class _Block(msgspec.Struct):
     """A part of a user's turn: a text, or the result of a call."""
 
     text: str
+    is_result: bool = False
     call: Any = None
-    """Identifier of the call; None for a text."""
+    """Identifier of the call of a result."""
 
 
 class _Turn(msgspec.Struct):
@@ -185,6 +189,8 @@ class _Turn(msgspec.Struct):
 
 
 class _V4(DeepseekChats):
+    """Thinks unless it is asked not to; what precedes an answer is one turn of the user."""
+
     _CALLS: CallFormat = CALLS_OF_V4
     _BEFORE_SYSTEM: str = ""
     """With it, instructions between turns are questions, too."""
@@ -252,6 +258,8 @@ class _V4(DeepseekChats):
 
 
 class _V41(_V4):
+    """Marks instructions with a token, takes numbers as efforts, and sees messages as they were sent."""
+
     _CALLS = CALLS_OF_V41
     _BEFORE_SYSTEM = _SYSTEM
     _BUDGETS: Final = {"low": 50, "high": 75, "xhigh": 75, "max": 100}
@@ -262,14 +270,18 @@ class _V41(_V4):
 
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message as sent, but with parsed arguments, and its parts joined by empty lines."""
-        content = message.get("content")
-        if message["role"] not in ("system", "developer", "user", "assistant", "tool"):
+        role = message["role"]
+        content = message.get("content", "" if role == "tool" else None)
+        known = role in ("system", "developer", "user", "assistant", "tool") and _UNKNOWN.isdisjoint(message)
+        if not known or ("tools" in message and role != "developer"):
             raise UnrenderableError("shape")
         if type(content) is list:
             content = "\n\n".join([self._part(part) for part in content])
         elif type(content) is str and PICTURE in content:
             raise UnrenderableError("shape")
         seen = {**message, "content": content, "reasoning": reasoning_of(message)}
+        if tools := message.get("tools"):
+            seen["tools"] = ordered_tools(tools)
         if calls := message.get("tool_calls"):
             seen["tool_calls"] = [{**call, "function": _parsed(call["function"])} for call in calls]
         return seen
@@ -290,7 +302,7 @@ class _V41(_V4):
     def _is_question(turn: _Turn, at: int) -> bool:
         """Return whether reasoning ends here: not with results alone, but with instructions in between."""
         if turn.role == "user":
-            return any(block.call is None for block in turn.blocks)
+            return any(not block.is_result for block in turn.blocks)
         return turn.role == "developer" or (turn.role == "system" and at > 0)
 
     def _effort(self, effort: Any, thinking: bool) -> str:
@@ -303,6 +315,8 @@ class _V41(_V4):
         return f"{_SYSTEM}Reasoning Effort: {budget} {scale}\n\n" if thinking else ""
 
 
+_UNKNOWN: Final = frozenset(("content_blocks", "mask", "response_format", "wo_eos"))
+"""Fields of messages that V4.1 reads and that are not known here."""
 MODES: Final[Mapping[str, type[DeepseekChats]]] = {
     "deepseek_v32": _V32,
     "deepseek_v4": _V4,
@@ -322,7 +336,7 @@ def _turns(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -
         role, content, task = message["role"], message.get("content"), message.get("task")
         before = turns[-1] if turns and turns[-1].role == "user" else None
         if role == "tool":
-            block = _Block(_result(content), message.get("tool_call_id", ""))
+            block = _Block(_result(content), True, message.get("tool_call_id", ""))
             if before is None:
                 turns.append(before := _Turn("user"))
             before.blocks.append(block)
@@ -353,7 +367,7 @@ def _sort_results(turns: list[_Turn]) -> None:
     for turn in turns:
         if turn.role == "assistant" and turn.calls:
             order = {call["id"]: at for at, call in enumerate(turn.calls) if call.get("id")}
-        places = [at for at, block in enumerate(turn.blocks) if block.call is not None]
+        places = [at for at, block in enumerate(turn.blocks) if block.is_result]
         results = sorted((turn.blocks[at] for at in places), key=lambda block: order.get(block.call, 0))
         for at, block in zip(places, results, strict=True):
             turn.blocks[at] = block

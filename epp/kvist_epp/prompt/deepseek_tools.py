@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from kvist_epp.prompt.chat import MAX_ARGUMENTS, UnrenderableError
 from kvist_epp.prompt.tools import kept_text
 
 THINK: Final = "<think>"
@@ -30,9 +31,14 @@ class CallFormat:
         return kept_text(tools, ("deepseek", self._calls), lambda: self._declaration(tools))
 
     def write(self, calls: Sequence[dict[str, Any]] | None) -> str:
-        """Return the calls of an answer, whose arguments are objects; empty if there are none."""
+        """Return the calls of an answer, whose arguments are objects; empty if there are none.
+
+        Raises UnrenderableError if they have too many arguments.
+        """
         if not calls:
             return ""
+        if sum([len(call["function"]["arguments"]) for call in calls]) > MAX_ARGUMENTS:
+            raise UnrenderableError("work")
         written = "\n".join([self._written(call["function"]) for call in calls])
         return f"\n\n<{self._calls}>\n{written}\n</{self._calls}>"
 

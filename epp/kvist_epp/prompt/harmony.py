@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
-from kvist_epp.prompt.chat import KEPT_ARGUMENTS, MALFORMED, UnrenderableError, reasoning_of
+from kvist_epp.prompt.chat import (
+    KEPT_ARGUMENTS,
+    MALFORMED,
+    UnrenderableError,
+    join_prompt,
+    reasoning_of,
+)
 from kvist_epp.prompt.harmony_tools import declare_tools
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template_environment import now
@@ -52,7 +58,7 @@ class HarmonyChats:
             UnrenderableError: the engine refuses the chat, or its tools make too long a text.
         """
         try:
-            return "".join(_render(chat, size))
+            return join_prompt(_render(chat, size), chat, size)
         except MALFORMED:
             raise UnrenderableError("shape") from None
 

@@ -14,7 +14,13 @@ from typing import Any, Final, Self
 import msgspec
 
 from kvist_epp.errors import ModelFilesError
-from kvist_epp.prompt.chat import MALFORMED, UnrenderableError, call_arguments, reasoning_of
+from kvist_epp.prompt.chat import (
+    MALFORMED,
+    UnrenderableError,
+    call_arguments,
+    join_prompt,
+    reasoning_of,
+)
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.tiktoken_vocab import BEGIN
 from kvist_epp.prompt.tools import kept_text
@@ -25,6 +31,8 @@ _END: Final = "</s>"
 _BETWEEN: Final = "\n\n"
 _ID_SIZE: Final = 9
 """vLLM leaves the last characters of the identifiers of calls: more are not allowed up to version 11."""
+_CUTS: Final = frozenset(("max_length", "padding", "truncation"))
+"""Template variables by which engines cut a prompt (the Responses API), or refuse it."""
 _TOOLS_KEY: Final = ("mistral",)
 
 
@@ -70,17 +78,17 @@ class MistralChats:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ModelFilesError("tekken.json has no version of its format: fetch it again") from error
 
-    def render(self, chat: Chat, size: int = 0) -> str:  # noqa: ARG002 - see below
-        """Return the prompt; the ``size`` of the request bounds it without being asked: each part is
-        written once.
+    def render(self, chat: Chat, size: int = 0) -> str:
+        """Return the prompt; ``size`` is that of the request in bytes.
 
         Raises:
-            UnrenderableError: the engine refuses the chat, or it has media or an unknown shape.
+            UnrenderableError: the engine refuses the chat, or it has media or an unknown shape, or takes too
+                much work.
         """
-        if chat.refusal:
-            raise UnrenderableError(chat.refusal)
+        if chat.refusal or not _CUTS.isdisjoint(chat.variables):
+            raise UnrenderableError(chat.refusal or "shape")
         try:
-            return "".join(self._write(chat))
+            return join_prompt(self._write(chat), chat, size)
         except MALFORMED:
             raise UnrenderableError("shape") from None
 
@@ -89,7 +97,7 @@ class MistralChats:
         return ""
 
     def _write(self, chat: Chat) -> Iterator[str]:
-        turns = list(self._turns(chat.messages))
+        turns = list(self._turns(chat))
         if not turns or not (self._tells or turns[0].role == "user"):
             turns.insert(0, _Turn("user", ""))
         if chat.continue_final_message:
@@ -109,9 +117,11 @@ class MistralChats:
             else:
                 yield f"[SYSTEM_PROMPT]{turn.text}[/SYSTEM_PROMPT]"
 
-    def _turns(self, messages: list[dict[str, Any]]) -> Iterator[_Turn]:
+    def _turns(self, chat: Chat) -> Iterator[_Turn]:
+        # the Responses API leaves identifiers as they are
+        identified = _identifier if chat.items is None else str
         called: list[str] = []
-        for role, group in groupby(messages, _role):
+        for role, group in groupby(chat.messages, _role):
             if role == "system":
                 if self._tells:
                     yield from (_Turn(role, self._joined([message["content"]])[0]) for message in group)
@@ -119,9 +129,10 @@ class MistralChats:
                 yield _Turn(role, self._joined([message["content"] for message in group])[0])
             elif role == "assistant":
                 yield (turn := self._answers(list(group)))
-                called += [_identifier(call["id"]) for call in turn.calls]
+                called += [identified(call["id"]) for call in turn.calls]
             elif role == "tool":
-                results = [self._as_result(message) for message in group]
+                texts = [(self._joined([one["content"]])[0], one["tool_call_id"]) for one in group]
+                results = [_Turn(role, text, call=identified(call)) for text, call in texts]
                 yield from _by_call(results, called) if self._version >= 11 else results
                 called.clear()
             else:
@@ -136,10 +147,6 @@ class MistralChats:
             raise UnrenderableError("shape")
         return _Turn("assistant", text, calls, thoughts=thoughts)
 
-    def _as_result(self, message: dict[str, Any]) -> _Turn:
-        text = self._joined([message["content"]])[0]
-        return _Turn("tool", text, call=_identifier(message["tool_call_id"]))
-
     def _joined(self, contents: list[Any]) -> tuple[str, bool]:
         """Join the texts and thoughts of contents that are one; also return whether there are thoughts.
 
@@ -151,7 +158,10 @@ class MistralChats:
             begins = behind_text
             for part in [_as_part(content)] if type(content) is str else content or ():
                 if part["type"] == "thinking":
-                    end = "[/THINK]" if part.get("closed", True) else ""
+                    closed = part.get("closed", True)
+                    if type(closed) is not bool:
+                        raise UnrenderableError("content")
+                    end = "[/THINK]" if closed else ""
                     joined.append(f"[THINK]{part['thinking']}{end}")
                     behind_text, thoughts = False, True
                 elif text := _text(part):

@@ -153,7 +153,7 @@ class Model:
             template=template,
             tool_template=None if tools is None else _compiled(source, tools, specials, chats),
             merges_system=merges,
-            why_no_chats="" if template else NO_TEMPLATE if mode in TEMPLATE_MODES else _CODED,
+            why_no_chats="" if template else NO_TEMPLATE if mode in TEMPLATE_MODES else f"{_CODED} ({mode})",
             media=MediaTexts() if _takes_media(described) else None,
             placeholders=_placeholders(described, vocabulary),
         )
@@ -255,7 +255,7 @@ def _takes_media(described: dict[str, Any]) -> bool:
 
 def _placeholders(described: dict[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
     """Return the placeholder tokens that the configuration names, if they are added tokens."""
-    named = {described.get(name) for name in _PLACEHOLDERS}
+    named = [described.get(name) for name in _PLACEHOLDERS]
     return frozenset(token for token in named if type(token) is int and vocabulary.is_added(token))
 
 

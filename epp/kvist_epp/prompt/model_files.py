@@ -13,9 +13,12 @@ from kvist_epp.prompt.tiktoken_vocab import kimi_tokenizer
 HUB: Final = "hf://"
 TEKKEN: Final = "tekken.json"
 TIKTOKEN: Final = "tiktoken.model"
+PARAMS: Final = "params.json"
+"""The configuration of a model in Mistral's own format."""
 HUB_FILES: Final = (
     "config.json",
     TEKKEN,
+    PARAMS,
     TIKTOKEN,
     "tokenizer.model.v*",
     "tokenizer.json",
@@ -44,6 +47,7 @@ TOKENIZER_MODES: Final = {
 template the files hold (``vllm.config.model``, 0.33)."""
 MISTRAL: Final = "mistral"
 """Mode of engines that use Mistral's own tokenizer."""
+_WEIGHTS_OF_MISTRAL: Final = "consolidated*.safetensors"
 TEMPLATE_MODES: Final = ("hf", "slow")
 """Modes of engines that render the template in the model's files."""
 
@@ -101,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(
             f"cannot read {path} as JSON ({type(error).__name__}): fetch it again"
         ) from error
@@ -184,29 +188,46 @@ def tokenizer_mode(source: str, home: Path, described: dict[str, Any]) -> str:
     """Return the ``--tokenizer-mode`` that engines choose by themselves: by architecture or by files.
 
     ``described``: the configuration of the model, ``home``: the folder of its ``source``.
+
+    Raises:
+        ModelFilesError: the hub does not say what it has to say.
     """
-    named = described.get("architectures") or ()
-    found = next((TOKENIZER_MODES[one] for one in named if one in TOKENIZER_MODES), None)
-    if found is None and ((home / TEKKEN).exists() or any(home.glob("tokenizer.model.v*"))):
-        found = MISTRAL if _has_weights_of_mistral(source, home) else None
-    return found or TEMPLATE_MODES[0]
+    named = described.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    if isinstance(first, str) and first in TOKENIZER_MODES:
+        return TOKENIZER_MODES[first]
+    if (home / TEKKEN).exists() and not (home / "tokenizer.json").exists():
+        return MISTRAL
+    if (home / TEKKEN).exists() or any(home.glob("tokenizer.model.v*")):
+        return MISTRAL if _has_weights_of_mistral(source, home) else TEMPLATE_MODES[0]
+    return TEMPLATE_MODES[0]
 
 
 def _has_weights_of_mistral(source: str, home: Path) -> bool:
     """Return whether weights are in the format of Mistral: those of others, who quantize them, are not.
 
-    Weights are not fetched, so that the hub has to say it; if it does not, its models count as Mistral's.
+    Weights are not fetched, so that the hub has to say it; offline, the configuration of that format does.
+
+    Raises:
+        ModelFilesError: the hub does not answer.
     """
     if not source.startswith(HUB):
-        return any(home.glob("consolidated*.safetensors"))
+        return any(home.rglob(_WEIGHTS_OF_MISTRAL))
     import huggingface_hub
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
-    repo, _, revision = source[len(HUB) :].partition("@")
+    name = source[len(HUB) :]
+    repo, _, revision = name.partition("@")
     try:
-        names = huggingface_hub.list_repo_files(repo, revision=revision or None)
-    except Exception:  # noqa: BLE001 - offline, or any answer of a mirror
-        return True
-    return any(fnmatch(name, "consolidated*.safetensors") for name in names)
+        files = huggingface_hub.list_repo_files(repo, revision=revision or None)
+    except OfflineModeIsEnabled:
+        return (home / PARAMS).exists()
+    except Exception as error:
+        raise ModelFilesError(
+            f"cannot list the files of {HUB}{name} ({type(error).__name__}), by which engines choose the "
+            f"mode of their tokenizer: set --tokenizer-mode, or {_remedy(error)}"
+        ) from error
+    return any(fnmatch(file.rpartition("/")[2], _WEIGHTS_OF_MISTRAL) for file in files)
 
 
 def _named(template: Any) -> dict[str, str]:

@@ -25,6 +25,9 @@ _FIRST_SPECIALS: Final = (
     *("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
 """Special tokens of files that list none: those up to version 7."""
+_MAX_SPECIALS: Final = 10_000
+_MAX_WORD: Final = 1_024
+"""Most bytes of a word, whose pairs are found in the square of its length."""
 _KIMI_SPECIALS: Final = 258
 _KIMI_WORD: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _KIMI_PATTERN: Final = "|".join(
@@ -49,7 +52,7 @@ def tekken_tokenizer(described: Mapping[str, Any]) -> Tokenizer:
     """
     try:
         return _tokenizer(described)
-    except (LookupError, TypeError, ValueError) as error:
+    except Exception as error:  # the library raises nothing more precise for a pattern
         raise ModelFilesError(
             f"tekken.json has an unknown format ({type(error).__name__}): fetch it again, or upgrade kvist"
         ) from error
@@ -64,8 +67,10 @@ def _tokenizer(described: Mapping[str, Any]) -> Tokenizer:
         if listed is None
         else {one["rank"]: one["token_str"] for one in listed}
     )
-    specials = {rank: named.get(rank, f"<SPECIAL_{rank}>") for rank in range(reserved)}
     words = settings["default_vocab_size"] - reserved
+    if not (0 < reserved <= _MAX_SPECIALS and 0 < words <= len(described["vocab"])):
+        raise ValueError("sizes that do not fit")
+    specials = {rank: named.get(rank, f"<SPECIAL_{rank}>") for rank in range(reserved)}
     ranks = {_bytes(one["token_bytes"]): one["rank"] for one in described["vocab"][:words]}
     tokenizer = _of_ranks(ranks, reserved, specials, settings["pattern"])
     begin = (BEGIN, tokenizer.token_to_id(BEGIN))
@@ -88,7 +93,7 @@ def kimi_tokenizer(words: bytes, settings: Mapping[str, Any]) -> Tokenizer:
         behind = range(len(ranks), len(ranks) + _KIMI_SPECIALS)
         specials = {rank: named.get(rank, f"<|reserved_token_{rank}|>") for rank in behind}
         return _of_ranks(ranks, 0, specials, _KIMI_PATTERN)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:
         raise ModelFilesError(
             f"tiktoken.model has an unknown format ({type(error).__name__}): fetch it again, or give a "
             "tokenizer.json"
@@ -96,7 +101,12 @@ def kimi_tokenizer(words: bytes, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _of_ranks(ranks: Mapping[bytes, int], first: int, specials: Mapping[int, str], pattern: str) -> Tokenizer:
-    """Return a tokenizer whose words have ids from ``first`` on; the pattern cuts texts before merges."""
+    """Return a tokenizer whose words have ids from ``first`` on; the pattern cuts texts before merges.
+
+    Raises ValueError if ranks are missing, or a word is too long.
+    """
+    if sorted(ranks.values()) != list(range(len(ranks))) or max(map(len, ranks)) > _MAX_WORD:
+        raise ValueError("ranks that are not those of words")
     vocabulary = {_spelled(piece): first + rank for piece, rank in ranks.items()}
     vocabulary |= {text: rank for rank, text in specials.items()}
     merges = [(_spelled(left), _spelled(right)) for left, right in merge_pairs(ranks)]

@@ -63,7 +63,8 @@ def test_the_mode_of_the_engines_decides_what_writes_chats(
     assert Model.load(home).why_no_chats
     chats = Chats("T{# a template #}", tokenizer_mode=mode)
     if expected is None:
-        assert Model.load(home, chats).why_no_chats == "its engines write chats in code of their own"
+        said = f"its engines write chats in code of their own ({mode})"
+        assert Model.load(home, chats).why_no_chats == said
     else:
         assert prompt(home, chats).endswith(expected)
 

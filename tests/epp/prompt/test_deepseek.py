@@ -1,10 +1,11 @@
 """Chats of DeepSeek V3.2, V4 and V4.1, as they are written; ``tests/engine`` compares them with vLLM."""
 
+import json
 from typing import Any
 
 import pytest
 
-from kvist_epp.prompt.chat import UnrenderableError
+from kvist_epp.prompt.chat import MAX_ARGUMENTS, MAX_MESSAGES, UnrenderableError
 from kvist_epp.prompt.deepseek import MODES, PICTURE
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.tools import Tool, template_tools
@@ -12,6 +13,7 @@ from kvist_epp.prompt.tools import Tool, template_tools
 V32, V4, V41 = MODES
 BEGIN, END, USER, ASKED = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
 OFF = {"thinking": False}
+MANY = json.dumps({str(number): 0 for number in range(MAX_ARGUMENTS + 1)})
 
 
 def said(role: str, content: Any = "", **fields: Any) -> dict[str, Any]:
@@ -108,6 +110,17 @@ def test_results_from_v4_on_come_in_the_order_of_the_calls(mode: str) -> None:
     assert prompt.endswith(f"{END}{USER}{turn}{ASKED}</think>")
 
 
+def test_a_result_of_no_call_is_a_result() -> None:
+    """Engines take null for an identifier: such a result has a place among the others."""
+    chat = (
+        said("user", "U"),
+        said("assistant", "", tool_calls=[call("a"), call("b")]),
+        result("b"),
+        said("tool", "N", tool_call_id=None),
+    )
+    assert "<tool_result>N</tool_result>\n\n<tool_result>of b</tool_result>" in render(V4, *chat)
+
+
 def test_results_alone_are_no_question_to_v41() -> None:
     """The reasoning before a result that closes a chat is kept, where V4 takes it for an earlier one's."""
     chat = (
@@ -174,6 +187,10 @@ def test_pictures_stand_among_the_texts() -> None:
         (V4, (said("user", [{"type": "tool_reference", "name": "f"}]),), {}),
         (V41, (said("latest_reminder", "x"),), {}),
         (V41, (said("user", None),), {}),
+        (V41, (said("user", "U"), said("assistant", "A", wo_eos=True)), {}),
+        (V41, (said("system", "S", response_format={"a": 1}),), {}),
+        (V41, (said("user", "U", content_blocks=[{"type": "text", "text": "other"}]),), {}),
+        (V41, (said("user", "U", tools=[{"function": {}}]),), {}),
         (V41, (said("user", [{"type": "input_audio", "input_audio": {}}]),), {}),
         (V41, (said("user", f"{PICTURE}"),), {}),
         (V41, (said("user", "U"),), {"reasoning_effort": "medium"}),
@@ -182,12 +199,28 @@ def test_pictures_stand_among_the_texts() -> None:
         (V41, (said("user", "U"), said("assistant", "", tool_calls=[{"id": "a"}])), {}),
     ],
 )
-def test_what_the_engine_refuses_is_not_rendered(
+def test_what_the_engine_refuses_or_reads_otherwise_is_not_rendered(
     mode: str, chat: tuple[dict[str, Any], ...], variables: dict[str, Any]
 ) -> None:
     """Such a chat has no prompt, and raises nothing else."""
     with pytest.raises(UnrenderableError):
         render(mode, *chat, **variables)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [said("developer", "D", tools=[{"function": {}}])] * 3_000,
+        [said("user", "U")] * (MAX_MESSAGES + 1),
+        [said("user", "U"), said("assistant", "", tool_calls=[call("a", MANY)])],
+    ],
+    ids=["declarations", "messages", "arguments"],
+)
+def test_the_work_of_a_chat_is_bounded(mode: str, chat: list[dict[str, Any]]) -> None:
+    """A chat that makes much of little, or takes long, is not rendered."""
+    with pytest.raises(UnrenderableError, match="work"):
+        MODES[mode]({}).render(Chat(chat), 100_000)
 
 
 def test_defaults_of_the_engines_yield_to_the_request() -> None:

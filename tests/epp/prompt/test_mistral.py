@@ -138,6 +138,7 @@ def test_an_answer_can_be_continued() -> None:
         (said("critic", "x"),),
         (said("user", [{"type": "image_url", "image_url": {"url": "x"}}]),),
         (said("user", [{"text": "x"}]),),
+        (said("user", "U"), said("assistant", [{"type": "thinking", "thinking": "T", "closed": "false"}])),
         (said("user", "U"), said("assistant", None)),
         (said("user", "U"), said("tool", "x")),
         (said("user", "U"), said("assistant", None, tool_calls=[{"id": "a"}])),
@@ -162,16 +163,69 @@ def test_a_tokenizer_of_mistral_is_enough(tmp_path: Path) -> None:
     assert model.vocabulary.join(model.encode("Größe 🌿")) == "Größe 🌿".encode()
 
 
+@pytest.mark.parametrize(("path", "order"), [("chat/completions", "BA"), ("responses", "AB")])
+def test_identifiers_are_cut_by_the_chat_api_only(tmp_path: Path, path: str, order: str) -> None:
+    """Two that end alike name one call there, and two in the Responses API, which decides the order."""
+    model = Model.load(str(folders.write_mistral("v13", tmp_path)))
+    calls, results = ["a-123456789", "b-123456789"], {"b-123456789": "B", "a-123456789": "A"}
+    messages = [said("user", "U"), said("assistant", None, tool_calls=[call(one) for one in calls])]
+    messages += [said("tool", text, tool_call_id=one) for one, text in results.items()]
+    items: list[dict[str, Any]] = [said("user", "U")]
+    called = {"type": "function_call", "name": "f", "arguments": "{}"}
+    items += [{**called, "call_id": one} for one in calls]
+    items += [{"type": "function_call_output", "call_id": one, "output": results[one]} for one in results]
+    body = {"model": "m", "input": items} if path == "responses" else {"model": "m", "messages": messages}
+    [prompt] = model.prompts(parse(f"/v1/{path}", json.dumps(body).encode()))
+    first, second = (f"[TOOL_RESULTS]{text}[/TOOL_RESULTS]" for text in order)
+    assert prompt.decode().endswith(first + second)
+
+
+def test_a_prompt_that_engines_cut_is_not_rendered() -> None:
+    """The Responses API takes a length among the variables of templates."""
+    with pytest.raises(UnrenderableError):
+        render(13, said("user", "U"), variables={"truncation": True, "max_length": 2})
+
+
 def test_a_version_that_is_not_known_has_no_chats(tmp_path: Path) -> None:
     """The vocabulary of such a model is used, so that completions are matched."""
     model = Model.load(str(folders.write_mistral("v99", tmp_path)))
-    assert (model.why_not, model.why_no_chats) == ("", "its engines write chats in code of their own")
+    assert (model.why_not, model.why_no_chats) == (
+        "",
+        "its engines write chats in code of their own (mistral)",
+    )
 
 
 @pytest.mark.parametrize("text", ["{}", '{"config": {"version": "v3"}, "vocab": []}', '{"config": []}'])
 def test_a_file_of_another_format_is_named(tmp_path: Path, text: str) -> None:
     """The error says which file, and what to do."""
     (folders.write_mistral("v13", tmp_path) / "tekken.json").write_text(text)
+    with pytest.raises(ModelFilesError, match=r"tekken\.json"):
+        Model.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("config", "pattern", "("),
+        ("config", "default_num_special_tokens", 2_000_000),
+        ("config", "default_vocab_size", 50),
+        ("config", "default_vocab_size", 10**12),
+        ("word", "rank", -5),
+        ("word", "rank", 2**31),
+        ("word", "rank", 7),
+        ("word", "token_bytes", "YQ=="),
+        ("word", "token_bytes", "!!!"),
+        ("word", "token_bytes", "YWFh" * 1_000),
+    ],
+)
+def test_a_vocabulary_that_is_no_vocabulary_is_refused(
+    tmp_path: Path, part: str, name: str, value: Any
+) -> None:
+    """Missing ranks, words that come twice or are very long, and sizes that do not fit cost no memory."""
+    file = folders.write_mistral("v13", tmp_path) / "tekken.json"
+    found = json.loads(file.read_text())
+    (found["config"] if part == "config" else found["vocab"][300])[name] = value
+    file.write_text(json.dumps(found))
     with pytest.raises(ModelFilesError, match=r"tekken\.json"):
         Model.load(str(tmp_path))
 

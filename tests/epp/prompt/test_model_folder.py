@@ -10,6 +10,8 @@ import pytest
 from tests.fakes.hub import Hub, hub_with
 from tests.models import folders
 
+from kvist_epp.prompt.model import Model
+
 LOAD = """
 import sys
 from kvist_epp.errors import ModelFilesError
@@ -68,22 +70,49 @@ def test_what_the_hub_does_not_give_names_the_remedy(
     assert (source in said, remedy in said) == (True, True)
 
 
+CODED = "its engines write chats in code of their own (mistral)"
+
+
 @pytest.mark.parametrize(
-    ("weights", "environment", "expected"),
+    ("published", "environment", "expected"),
     [
-        ("model.safetensors", {}, "True"),
-        ("consolidated.safetensors", {}, "its engines write chats in code of their own"),
-        ("model.safetensors", {"HF_HUB_OFFLINE": "1"}, "its engines write chats in code of their own"),
+        (["model.safetensors"], {}, "True"),
+        (["consolidated.safetensors"], {}, CODED),
+        (["original/consolidated.00.safetensors"], {}, CODED),
+        (["params.json"], {"HF_HUB_OFFLINE": "1"}, CODED),
+        (["model.safetensors"], {"HF_HUB_OFFLINE": "1"}, "True"),
     ],
 )
 def test_the_hub_says_whether_weights_are_in_the_format_of_mistral(
-    tmp_path: Path, weights: str, environment: dict[str, str], expected: str
+    tmp_path: Path, published: list[str], environment: dict[str, str], expected: str
 ) -> None:
-    """Engines use Mistral's tokenizer for its own weights only; where no hub can say it, they count as its
-    own."""
+    """Engines use Mistral's tokenizer for its own weights only; offline, the configuration decides."""
     home = folders.write("mistral", tmp_path / "published")
-    files = {path.name: path.read_bytes() for path in home.iterdir()}
-    with hub_with(files | {"tokenizer.model.v3": b"", weights: b"weights"}) as address:
+    files = {path.name: path.read_bytes() for path in home.iterdir()} | {"tokenizer.model.v3": b""}
+    with hub_with(files | dict.fromkeys(published, b"{}")) as address:
         load("hf://kvist/twig", address, tmp_path / "cache")
         found = load("hf://kvist/twig", address, tmp_path / "cache", **environment)
     assert found == expected
+
+
+def test_a_hub_that_lists_no_files_is_an_error(tmp_path: Path) -> None:
+    """The mode of the tokenizer is not guessed: the error names the flag that settles it."""
+    home = folders.write("mistral", tmp_path / "published")
+    files = {path.name: path.read_bytes() for path in home.iterdir()} | {"tokenizer.model.v3": b""}
+    with hub_with(files, listings=1) as address:
+        said = load("hf://kvist/twig", address, tmp_path / "cache")
+    assert "set --tokenizer-mode" in said
+
+
+def test_a_folder_with_no_other_vocabulary_is_of_mistral(tmp_path: Path) -> None:
+    """A copy of the tokenizer's file alone is enough; beside another one, weights in any folder decide."""
+    home = folders.write_mistral("v13", tmp_path)
+    (home / "consolidated.safetensors").unlink()
+    alone = Model.load(str(home))
+    folders.write("mistral", home)
+    beside_another = Model.load(str(home))
+    (home / "original").mkdir()
+    (home / "original" / "consolidated.00.safetensors").write_text("")
+    with_weights = Model.load(str(home))
+    sizes = [len(one.pieces) for one in (alone, with_weights)]
+    assert (sizes, len(beside_another.pieces) < 20_100) == ([20_100, 20_100], True)
