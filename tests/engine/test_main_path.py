@@ -54,6 +54,19 @@ async def one_by_one(pool: Pool, mix: Mix, count: int) -> list[Outcome]:
     return [await pool.ask(mix.next()) for _ in range(count)]
 
 
+async def predicted_hits(pool: Pool, name: str, count: int) -> list[Outcome]:
+    """Send mixed requests one at a time: hits are predicted within 3 %, none short by more than a block, and
+    the index stays trusted."""
+    outcomes = await one_by_one(pool, Mix(1, "m"), count)
+    report(name, outcomes)
+    approximate = (await pool.page("/debug/fleet"))["approximate"]
+    assert sum(one.cached for one in outcomes) > 50 * count
+    assert short(outcomes) == []
+    assert error(outcomes) <= 0.03
+    assert approximate == {}
+    return outcomes
+
+
 async def test_a_real_engine_exports_what_dashboards_and_alerts_name(pool: Pool) -> None:
     """Each of vLLM's metrics and labels that a panel or a rule names is on the page of a real engine."""
     async with pool.client.get(f"{pool.engines[0].url}/metrics") as response:
