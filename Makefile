@@ -62,7 +62,7 @@ test-monitoring: $(READY)  ## dashboards and alerts: promtool, and every metric 
 test-cluster: $(READY)  ## real control plane, pods as processes (built from Go modules once, about 6 minutes; needs root)
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.monitoring.binaries
-	$(call again,$(PYTEST) -n 2 --dist loadfile -rP tests/cluster)
+	$(call again,$(PYTEST) -n 3 --dist loadfile -rP tests/cluster)
 
 test-charts: $(READY)  ## the chart with helm 3 and 4 on a real API server; the steps of the Dockerfiles, without Docker (needs root)
 	$(BIN)/python -m tests.charts.binaries
