@@ -1,6 +1,5 @@
 """DeepSeek V3.2, V4 and V4.1: our prompts against the token ids of vLLM's render endpoints, and its hits."""
 
-import json
 import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,11 +8,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.engine import random_chats, tiny
-from tests.engine.agent_shapes import AGENTS
 from tests.engine.pool import FLAGS, Pool
-from tests.engine.shapes import APIS, WEATHER
+from tests.engine.shapes import WEATHER
 from tests.engine.test_main_path import predicted_hits
-from tests.engine.test_render import differences, loaded
+from tests.engine.test_render import assert_equal, every_request, loaded
 from tests.engine.vllm import RenderServers, VllmEngine
 from tests.models import folders, vocabularies
 from tests.models.folders import DEEPSEEK_CODED
@@ -68,11 +66,7 @@ def comparable(bodies: dict[str, dict[str, Any]], version: str) -> dict[str, dic
 
 
 @pytest.mark.parametrize("version", DEEPSEEK_CODED)
-@pytest.mark.parametrize(
-    ("path", "bodies"),
-    [*APIS.items(), *AGENTS.items()],
-    ids=[*APIS, *(f"agents {path}" for path in AGENTS)],
-)
+@every_request
 async def test_prompts_equal_what_the_engine_tokenises(
     servers: tuple[Path, RenderServers], path: str, bodies: dict[str, dict[str, Any]], version: str
 ) -> None:
@@ -80,8 +74,7 @@ async def test_prompts_equal_what_the_engine_tokenises(
     those it refuses do no harm."""
     home, running = servers
     bodies = comparable(bodies, version)
-    wrong, taken = await differences(loaded(home / version), running.urls[version], path, bodies)
-    assert (json.dumps(wrong, default=repr, indent=1), taken > len(bodies) // 2) == ("{}", True)
+    await assert_equal(loaded(home / version), running.urls[version], path, bodies, len(bodies) // 2)
 
 
 @pytest.mark.parametrize("version", DEEPSEEK_CODED)
@@ -103,8 +96,7 @@ async def test_random_requests_equal_what_the_engine_tokenises(
     """Roles, reasoning, calls and results in any order give the same bytes."""
     home, running = servers
     bodies = comparable(random_chats.bodies(make, seed), version)
-    wrong, taken = await differences(loaded(home / version), running.urls[version], path, bodies)
-    assert (json.dumps(wrong, default=repr, indent=1), taken > 15) == ("{}", True)
+    await assert_equal(loaded(home / version), running.urls[version], path, bodies, 15)
 
 
 class PoolOfDeepseek(Pool):

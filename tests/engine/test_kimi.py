@@ -1,6 +1,5 @@
 """Kimi K2.5: our prompts against the token ids of a vLLM that runs code beside the model, and its tools."""
 
-import json
 import random
 import runpy
 from collections.abc import AsyncIterator, Callable
@@ -10,10 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.engine import install, random_chats, tiny
-from tests.engine.agent_shapes import AGENTS
 from tests.engine.random_tools import function
-from tests.engine.shapes import APIS
-from tests.engine.test_render import differences, loaded
+from tests.engine.test_render import assert_equal, every_request, loaded
 from tests.engine.vllm import RenderServers
 
 from kvist_epp.prompt.kimi_tools import declare_tools
@@ -31,18 +28,13 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
         yield folder, running.urls["kimi"]
 
 
-@pytest.mark.parametrize(
-    ("path", "bodies"),
-    [*APIS.items(), *AGENTS.items()],
-    ids=[*APIS, *(f"agents {path}" for path in AGENTS)],
-)
+@every_request
 async def test_prompts_equal_what_the_engine_tokenises(
     server: tuple[Path, str], path: str, bodies: dict[str, dict[str, Any]]
 ) -> None:
     """Every request that the engine takes gives the same bytes here; those it refuses do no harm."""
     folder, url = server
-    wrong, taken = await differences(loaded(folder), url, path, bodies)
-    assert (json.dumps(wrong, default=repr, indent=1), taken > len(bodies) // 2) == ("{}", True)
+    await assert_equal(loaded(folder), url, path, bodies, len(bodies) // 2)
 
 
 @pytest.mark.parametrize(("path", "make"), random_chats.APIS.items())
@@ -51,8 +43,7 @@ async def test_random_requests_equal_what_the_engine_tokenises(
 ) -> None:
     """Roles, reasoning, calls and results in any order give the same bytes."""
     folder, url = server
-    wrong, taken = await differences(loaded(folder), url, path, random_chats.bodies(make, 1))
-    assert (json.dumps(wrong, default=repr, indent=1), taken > 50) == ("{}", True)
+    await assert_equal(loaded(folder), url, path, random_chats.bodies(make, 1), 50)
 
 
 async def test_declarations_of_random_tools_equal_those_of_the_models_code() -> None:

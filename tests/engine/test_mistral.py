@@ -1,6 +1,5 @@
 """Mistral's own tokenizer: our prompts against the token ids of vLLM's render endpoints, and its hits."""
 
-import json
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -9,11 +8,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.engine import random_chats, tiny
-from tests.engine.agent_shapes import AGENTS
 from tests.engine.pool import FLAGS, Pool
-from tests.engine.shapes import APIS, WEATHER, text
+from tests.engine.shapes import WEATHER, text
 from tests.engine.test_main_path import predicted_hits
-from tests.engine.test_render import differences, loaded
+from tests.engine.test_render import assert_equal, every_request, loaded
 from tests.engine.vllm import RenderServers, VllmEngine
 from tests.models.folders import MISTRAL_VERSIONS
 
@@ -30,18 +28,13 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 
 @pytest.mark.parametrize("version", MISTRAL_VERSIONS)
-@pytest.mark.parametrize(
-    ("path", "bodies"),
-    [*APIS.items(), *AGENTS.items()],
-    ids=[*APIS, *(f"agents {path}" for path in AGENTS)],
-)
+@every_request
 async def test_prompts_equal_what_the_engine_tokenises(
     servers: tuple[Path, RenderServers], path: str, bodies: dict[str, dict[str, Any]], version: str
 ) -> None:
     """Every request that the engine takes gives the same bytes here; those it refuses do no harm."""
     home, running = servers
-    wrong, taken = await differences(loaded(home / version), running.urls[version], path, bodies)
-    assert (json.dumps(wrong, default=repr, indent=1), taken > len(bodies) // 3) == ("{}", True)
+    await assert_equal(loaded(home / version), running.urls[version], path, bodies, len(bodies) // 3)
 
 
 def lawful(generator: random.Random) -> dict[str, Any]:
@@ -122,8 +115,7 @@ async def test_random_requests_equal_what_the_engine_tokenises(
     """Messages that are merged, calls, thoughts and results in any order give the same bytes."""
     home, running = servers
     bodies = random_chats.bodies(make, 1)
-    wrong, taken = await differences(loaded(home / version), running.urls[version], path, bodies)
-    assert (json.dumps(wrong, default=repr, indent=1), taken > least) == ("{}", True)
+    await assert_equal(loaded(home / version), running.urls[version], path, bodies, least)
 
 
 class PoolOfMistral(Pool):

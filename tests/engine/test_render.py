@@ -91,6 +91,22 @@ async def differences(
     return wrong, taken
 
 
+every_request = pytest.mark.parametrize(
+    ("path", "bodies"),
+    [*APIS.items(), *AGENTS.items()],
+    ids=[*APIS, *(f"agents {path}" for path in AGENTS)],
+)
+"""Runs a test with the requests of each API, and with those of agents."""
+
+
+async def assert_equal(
+    model: Model, url: str, path: str, bodies: Mapping[str, dict[str, Any]], least: int
+) -> None:
+    """The engine takes more than ``least`` of these requests, and each of them has the same prompt here."""
+    wrong, taken = await differences(model, url, path, bodies)
+    assert (json.dumps(wrong, default=repr, indent=1), taken > least) == ("{}", True)
+
+
 @pytest.mark.parametrize(
     ("path", "bodies", "share"),
     [*((path, APIS[path], 2) for path in APIS), *((path, AGENTS[path], 4) for path in AGENTS)],

@@ -33,8 +33,6 @@ MALFORMED: Final = (LookupError, TypeError, AttributeError, ValueError, Arithmet
 
 MAX_MESSAGES: Final = 20_000
 """Most messages of a chat that code writes, at some 6 us each."""
-MAX_ARGUMENTS: Final = 20_000
-"""Most arguments of the calls of one message that code writes, at some 2 us each."""
 _GROWTH: Final = 4
 _MAX_PROMPT: Final = 20_000_000
 """Characters: some four million tokens."""
@@ -171,10 +169,14 @@ def _add_others(seen: dict[str, Any], message: dict[str, Any], role: str) -> Non
 
 def _call(call: dict[str, Any], reorder: bool) -> dict[str, Any]:
     try:
-        arguments = call_arguments(call["function"]["arguments"])
-        return ordered_call(call, {**call["function"], "arguments": arguments}, reorder=reorder)
+        return ordered_call(call, parsed_function(call["function"]), reorder=reorder)
     except (KeyError, TypeError):
         raise UnrenderableError("tool-call") from None
+
+
+def parsed_function(function: dict[str, Any]) -> dict[str, Any]:
+    """Return the function of a call with its arguments as an object. Raises KeyError if it has none."""
+    return {**function, "arguments": call_arguments(function["arguments"])}
 
 
 def ordered_call(call: dict[str, Any], function: dict[str, Any], *, reorder: bool) -> dict[str, Any]:

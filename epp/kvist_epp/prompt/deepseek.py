@@ -15,10 +15,10 @@ import msgspec
 from kvist_epp.prompt.chat import (
     MALFORMED,
     UnrenderableError,
-    call_arguments,
     have_media,
     join_prompt,
     ordered_tools,
+    parsed_function,
     reasoning_of,
     template_messages,
 )
@@ -227,7 +227,11 @@ class _V4(DeepseekChats):
         return template_messages(chat.messages, "openai", reorder_calls=chat.reorder_calls)
 
     def _last_question(self, turns: list[_Turn]) -> int:
-        return max((at for at, turn in enumerate(turns) if turn.role in _QUESTIONS), default=-1)
+        return max((at for at, turn in enumerate(turns) if self._is_question(turn, at)), default=-1)
+
+    def _is_question(self, turn: _Turn, at: int) -> bool:  # noqa: ARG002 - V4.1 asks for the place
+        """Return whether the reasoning of earlier answers ends here."""
+        return turn.role in _QUESTIONS
 
     def _effort(self, effort: Any, thinking: bool) -> str:
         if not thinking or effort in ("low", "minimal", "medium"):
@@ -264,6 +268,8 @@ class _V41(_V4):
     _BEFORE_SYSTEM = _SYSTEM
     _BUDGETS: Final = {"low": 50, "high": 75, "xhigh": 75, "max": 100}
     """Numbers of efforts that have names."""
+    _UNKNOWN: Final = frozenset(("content_blocks", "mask", "response_format", "wo_eos"))
+    """Fields of messages that the engine reads and that are not known here."""
 
     def _messages(self, chat: Chat) -> list[dict[str, Any]]:
         return [self._message(message) for message in chat.messages]
@@ -272,8 +278,8 @@ class _V41(_V4):
         """Return a message as sent, but with parsed arguments, and its parts joined by empty lines."""
         role = message["role"]
         content = message.get("content", "" if role == "tool" else None)
-        known = role in ("system", "developer", "user", "assistant", "tool") and _UNKNOWN.isdisjoint(message)
-        if not known or ("tools" in message and role != "developer"):
+        known = role in ("system", "developer", "user", "assistant", "tool")
+        if not known or not self._UNKNOWN.isdisjoint(message) or ("tools" in message and role != "developer"):
             raise UnrenderableError("shape")
         if type(content) is list:
             content = "\n\n".join([self._part(part) for part in content])
@@ -283,7 +289,7 @@ class _V41(_V4):
         if tools := message.get("tools"):
             seen["tools"] = ordered_tools(tools)
         if calls := message.get("tool_calls"):
-            seen["tool_calls"] = [{**call, "function": _parsed(call["function"])} for call in calls]
+            seen["tool_calls"] = [{**call, "function": parsed_function(call["function"])} for call in calls]
         return seen
 
     @staticmethod
@@ -295,11 +301,7 @@ class _V41(_V4):
             raise UnrenderableError("shape")
         return str(text)
 
-    def _last_question(self, turns: list[_Turn]) -> int:
-        return max((at for at, turn in enumerate(turns) if self._is_question(turn, at)), default=-1)
-
-    @staticmethod
-    def _is_question(turn: _Turn, at: int) -> bool:
+    def _is_question(self, turn: _Turn, at: int) -> bool:
         """Return whether reasoning ends here: not with results alone, but with instructions in between."""
         if turn.role == "user":
             return any(not block.is_result for block in turn.blocks)
@@ -315,8 +317,6 @@ class _V41(_V4):
         return f"{_SYSTEM}Reasoning Effort: {budget} {scale}\n\n" if thinking else ""
 
 
-_UNKNOWN: Final = frozenset(("content_blocks", "mask", "response_format", "wo_eos"))
-"""Fields of messages that V4.1 reads and that are not known here."""
 MODES: Final[Mapping[str, type[DeepseekChats]]] = {
     "deepseek_v32": _V32,
     "deepseek_v4": _V4,
@@ -355,10 +355,6 @@ def _turns(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -
             turns.insert(0, system := _Turn("system"))
         system.tools = tools
     return turns
-
-
-def _parsed(function: dict[str, Any]) -> dict[str, Any]:
-    return {**function, "arguments": call_arguments(function["arguments"])}
 
 
 def _sort_results(turns: list[_Turn]) -> None:

@@ -4,11 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kvist_epp.prompt.chat import MAX_ARGUMENTS, UnrenderableError
+from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.tools import kept_text
 
 THINK: Final = "<think>"
 THOUGHT: Final = "</think>"
+MAX_ARGUMENTS: Final = 20_000
+"""Most arguments of the calls of one message, at some 2 us each."""
 
 _MARK: Final = "｜DSML｜"
 

@@ -22,12 +22,10 @@ from kvist_epp.prompt.chat import (
 from kvist_epp.prompt.harmony_tools import declare_tools
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template_environment import now
-from kvist_epp.prompt.tools import kept_text
+from kvist_epp.prompt.tools import declaration_room, kept_text
 
 MODEL_TYPE: Final = "gpt_oss"
 """``model_type`` in the ``config.json`` of models that vLLM writes this format for."""
-GROWTH_LIMIT: Final = 4
-"""Most characters that declare tools for each byte of the request, plus 100,000."""
 
 _EFFORTS: Final = (None, "low", "medium", "high")
 _SYSTEM: Final = """<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.
@@ -172,7 +170,7 @@ def _result(name: str, text: str) -> str:
 
 
 def _declared(tools: list[dict[str, Any]], size: int) -> str:
-    return kept_text(tools, _TOOLS_KEY, lambda: declare_tools(tools, GROWTH_LIMIT * size + 100_000))
+    return kept_text(tools, _TOOLS_KEY, lambda: declare_tools(tools, declaration_room(size)))
 
 
 def _joined(content: Any) -> str:

@@ -12,12 +12,10 @@ import msgspec
 from kvist_epp.prompt.kimi_tools import declare_tools
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
-from kvist_epp.prompt.tools import kept_text, with_sorted_fields
+from kvist_epp.prompt.tools import declaration_room, kept_text, with_sorted_fields
 
 CODE: Final = "tokenization_kimi."
 """Begins the name of the tokenizer's class in ``tokenizer_config.json``."""
-GROWTH_LIMIT: Final = 4
-"""Most characters of comments that declare tools for each byte of the request, plus 100,000."""
 
 _DECLARED: Final = "tools_ts_str"
 _VARIABLES: Final[Mapping[str, Any]] = {"thinking": True, "preserve_thinking": False}
@@ -49,5 +47,4 @@ class KimiChats:
 
 
 def _declared(tools: list[dict[str, Any]], size: int) -> str:
-    room = GROWTH_LIMIT * size + 100_000
-    return kept_text(tools, _TOOLS_KEY, lambda: declare_tools(tools, room) or "")
+    return kept_text(tools, _TOOLS_KEY, lambda: declare_tools(tools, declaration_room(size)) or "")

@@ -48,6 +48,13 @@ _CONSTRAINTS: Final = {
     "array": ("maxItems", "minItems"),
 }
 """Fields that are written in front of a type, by its name."""
+_VALUES: Final[dict[Any, tuple[type, ...]]] = {
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+}
+"""What values of an enumeration are, by the name of their type."""
 
 
 def declare_tools(tools: list[dict[str, Any]], room: int) -> str | None:
@@ -58,9 +65,9 @@ def declare_tools(tools: list[dict[str, Any]], room: int) -> str | None:
     Raises:
         UnrenderableError: a schema has too many levels, or comments of too many characters.
     """
-    left = [room]
+    writer = _Writer(room)
     try:
-        functions = "\n".join([_Schemas(left).declare(tool["function"]) for tool in tools])
+        functions = "\n".join([writer.declare(tool["function"]) for tool in tools])
     except (LookupError, TypeError, AttributeError, ValueError):
         return None
     return f"# Tools\n\n## functions\nnamespace functions {{\n{functions}\n}}\n"
@@ -75,30 +82,31 @@ class _Type(msgspec.Struct):
     constraints: dict[str, Any] = {}
 
 
-class _Object(_Type):
+class _ObjectType(_Type):
     """An object, with its fields in the order of the schema."""
 
     fields: list[Callable[[str], str]] = []
 
 
-class _Schemas:
-    """The schemas of one function, which may refer to each other."""
+class _Writer:
+    """Declares functions, whose schemas may refer to each other."""
 
-    def __init__(self, left: list[int]) -> None:
-        """``left``: characters of comments that may still be written, of all functions."""
-        self._left = left
+    def __init__(self, room: int) -> None:
+        """``room``: characters of comments that may be written, of all functions."""
+        self._room = room
         self._named: dict[str, Any] = {}
         self._refers_to_itself = False
 
     def declare(self, function: dict[str, Any]) -> str:
         """Return the declaration of a function, behind interfaces for the schemas that it names."""
+        self._named, self._refers_to_itself = {}, False
         parsed = self._object(function.get("parameters") or {}, MAX_DEPTH)
         named = list(self._named.items())
         parts, given = [], ""
         if self._refers_to_itself:
             fields = _BETWEEN.join([write(_INDENT) for write in parsed.fields])
-            given = _ITSELF
-            parts.append(f"interface {given} {{{f'{chr(10)}{fields}{chr(10)}' if fields else ''}}}")
+            given, body = _ITSELF, f"\n{fields}\n" if fields else ""
+            parts.append(f"interface {given} {{{body}}}")
         for name, schema in named:
             comment = self._comment(schema.get("description", ""), {}, "")
             parts.append(f"{comment}interface {name} {self._type(schema, MAX_DEPTH).write('')}")
@@ -150,7 +158,7 @@ class _Schemas:
             name = _ITSELF
         return _Type(lambda _: name, _described(schema))
 
-    def _object(self, schema: dict[str, Any], depth: int) -> _Object:
+    def _object(self, schema: dict[str, Any], depth: int) -> _ObjectType:
         for name, one in (schema.get("$defs") or {}).items():
             self._named[name] = one
         others = schema.get("additionalProperties")
@@ -172,7 +180,7 @@ class _Schemas:
                 lines.append(f"{inner}[k: string]: {_other(others, inner)}")
             return f"{{\n{_BETWEEN.join(lines)}\n{indent}}}" if lines else "{}"
 
-        return _Object(write, _described(schema), fields=list(fields.values()))
+        return _ObjectType(write, _described(schema), fields=list(fields.values()))
 
     def _field(self, name: str, schema: Any, kind: _Type, *, is_optional: bool) -> Callable[[str], str]:
         default = schema.get("default") if type(schema) is dict else None
@@ -202,8 +210,8 @@ class _Schemas:
             shown = ", ".join([f"{name}: {constraints[name]}" for name in sorted(constraints)])
             lines.append(f"{indent}// {shown}")
         text = "".join([line + "\n" for line in lines])
-        self._left[0] -= len(text)
-        if self._left[0] < 0:
+        self._room -= len(text)
+        if self._room < 0:
             raise UnrenderableError("work")
         return text
 
@@ -237,13 +245,7 @@ def _type_of_values(kind: Any) -> Any:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    known: dict[Any, tuple[type, ...]] = {
-        "string": (str,),
-        "number": (int, float),
-        "integer": (int,),
-        "boolean": (bool,),
-    }
-    return isinstance(value, known[kind]) if kind in known else True
+    return isinstance(value, _VALUES[kind]) if kind in _VALUES else True
 
 
 def _other(others: Any, indent: str) -> str:

@@ -36,7 +36,7 @@ _CUTS: Final = frozenset(("max_length", "padding", "truncation"))
 _TOOLS_KEY: Final = ("mistral",)
 
 
-class _Turn(msgspec.Struct):
+class _Merged(msgspec.Struct):
     """Messages of one role that follow one another, or one of several instructions or results."""
 
     role: str
@@ -99,7 +99,7 @@ class MistralChats:
     def _write(self, chat: Chat) -> Iterator[str]:
         turns = list(self._turns(chat))
         if not turns or not (self._tells or turns[0].role == "user"):
-            turns.insert(0, _Turn("user", ""))
+            turns.insert(0, _Merged("user", ""))
         if chat.continue_final_message:
             turns[-1].is_open = True
         told = "" if self._tells else self._told(chat.messages)
@@ -117,35 +117,35 @@ class MistralChats:
             else:
                 yield f"[SYSTEM_PROMPT]{turn.text}[/SYSTEM_PROMPT]"
 
-    def _turns(self, chat: Chat) -> Iterator[_Turn]:
+    def _turns(self, chat: Chat) -> Iterator[_Merged]:
         # the Responses API leaves identifiers as they are
         identified = _identifier if chat.items is None else str
         called: list[str] = []
         for role, group in groupby(chat.messages, _role):
             if role == "system":
                 if self._tells:
-                    yield from (_Turn(role, self._joined([message["content"]])[0]) for message in group)
+                    yield from (_Merged(role, self._joined([message["content"]])[0]) for message in group)
             elif role == "user":
-                yield _Turn(role, self._joined([message["content"] for message in group])[0])
+                yield _Merged(role, self._joined([message["content"] for message in group])[0])
             elif role == "assistant":
                 yield (turn := self._answers(list(group)))
                 called += [identified(call["id"]) for call in turn.calls]
             elif role == "tool":
                 texts = [(self._joined([one["content"]])[0], one["tool_call_id"]) for one in group]
-                results = [_Turn(role, text, call=identified(call)) for text, call in texts]
+                results = [_Merged(role, text, call=identified(call)) for text, call in texts]
                 yield from _by_call(results, called) if self._version >= 11 else results
                 called.clear()
             else:
                 raise UnrenderableError("shape")
 
-    def _answers(self, messages: list[dict[str, Any]]) -> _Turn:
+    def _answers(self, messages: list[dict[str, Any]]) -> _Merged:
         text, thoughts = self._joined([_with_reasoning(message) for message in messages])
         calls = [call for message in messages for call in message.get("tool_calls") or ()]
         if not (text or thoughts or calls) or (thoughts and self._version < 13):
             raise UnrenderableError("shape")
         if not self._tells and calls and text:
             raise UnrenderableError("shape")
-        return _Turn("assistant", text, calls, thoughts=thoughts)
+        return _Merged("assistant", text, calls, thoughts=thoughts)
 
     def _joined(self, contents: list[Any]) -> tuple[str, bool]:
         """Join the texts and thoughts of contents that are one; also return whether there are thoughts.
@@ -156,7 +156,7 @@ class MistralChats:
         behind_text = thoughts = False
         for content in contents:
             begins = behind_text
-            for part in [_as_part(content)] if type(content) is str else content or ():
+            for part in _parts(content):
                 if part["type"] == "thinking":
                     closed = part.get("closed", True)
                     if type(closed) is not bool:
@@ -185,7 +185,7 @@ class MistralChats:
             raise UnrenderableError("effort")
         return f"{declared}[MODEL_SETTINGS]{_json({'reasoning_effort': effort})}[/MODEL_SETTINGS]"
 
-    def _answer(self, turn: _Turn) -> str:
+    def _answer(self, turn: _Merged) -> str:
         text = turn.text if turn.thoughts else turn.text.rstrip(" ")
         return f"{text}{self._calls(turn.calls) if turn.calls else ''}{'' if turn.is_open else _END}"
 
@@ -202,7 +202,7 @@ class MistralChats:
             return "".join([f"[TOOL_CALLS]{n}[CALL_ID]{i}[ARGS]{_json(a)}" for n, a, i in every])
         return "[TOOL_CALLS]" + _json([{"name": n, "arguments": a, "id": i} for n, a, i in every])
 
-    def _result(self, turn: _Turn) -> str:
+    def _result(self, turn: _Merged) -> str:
         if self._version == 3:
             content = _json({"content": _parsed(turn.text or "{}"), "call_id": turn.call})
         elif self._version < 13:
@@ -217,8 +217,8 @@ def _role(message: dict[str, Any]) -> str:
     return "system" if role == "developer" else role
 
 
-def _as_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if type(content) is str else content or ()
 
 
 def _text(part: dict[str, Any]) -> str:
@@ -234,14 +234,14 @@ def _with_reasoning(message: dict[str, Any]) -> Any:
     if reasoning is None:
         return content
     thought = {"type": "thinking", "thinking": reasoning}
-    return [thought, *([_as_part(content)] if type(content) is str else content or ())]
+    return [thought, *_parts(content)]
 
 
 def _identifier(identifier: str) -> str:
     return identifier[-_ID_SIZE:]
 
 
-def _by_call(results: list[_Turn], called: list[str]) -> list[_Turn]:
+def _by_call(results: list[_Merged], called: list[str]) -> list[_Merged]:
     """Return the results in the order of their calls, those of no call last."""
     places = {identifier: at for at, identifier in enumerate(called)}
     sent = {result.call: at for at, result in enumerate(results)}

@@ -59,7 +59,7 @@ def model_folder(source: str) -> Path:
         ModelFilesError: the folder is absent or the download failed; names the remedy.
     """
     if source.startswith(HUB):
-        return _snapshot(source[len(HUB) :])
+        return _snapshot(source)
     found = Path(source)
     if not found.is_dir():
         raise ModelFilesError(
@@ -68,19 +68,21 @@ def model_folder(source: str) -> Path:
     return found
 
 
-def _snapshot(name: str) -> Path:
+def _snapshot(source: str) -> Path:
     import huggingface_hub
 
-    repo, _, revision = name.partition("@")
+    repo, revision = _repository(source)
     try:
-        found = huggingface_hub.snapshot_download(
-            repo, revision=revision or None, allow_patterns=list(HUB_FILES)
-        )
+        found = huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=list(HUB_FILES))
     except Exception as error:
-        raise ModelFilesError(
-            f"cannot fetch {HUB}{name} ({type(error).__name__}): {_remedy(error)}"
-        ) from error
+        raise ModelFilesError(f"cannot fetch {source} ({type(error).__name__}): {_remedy(error)}") from error
     return Path(found)
+
+
+def _repository(source: str) -> tuple[str, str | None]:
+    """Return the repository and the revision of a source on the hub."""
+    repo, _, revision = source.removeprefix(HUB).partition("@")
+    return repo, revision or None
 
 
 def _remedy(error: Exception) -> str:
@@ -196,10 +198,11 @@ def tokenizer_mode(source: str, home: Path, described: dict[str, Any]) -> str:
     first = named[0] if isinstance(named, list) and named else None
     if isinstance(first, str) and first in TOKENIZER_MODES:
         return TOKENIZER_MODES[first]
-    if (home / TEKKEN).exists() and not (home / "tokenizer.json").exists():
+    has_tekken = (home / TEKKEN).exists()
+    if has_tekken and not (home / "tokenizer.json").exists():
         return MISTRAL
-    if (home / TEKKEN).exists() or any(home.glob("tokenizer.model.v*")):
-        return MISTRAL if _has_weights_of_mistral(source, home) else TEMPLATE_MODES[0]
+    if (has_tekken or any(home.glob("tokenizer.model.v*"))) and _has_weights_of_mistral(source, home):
+        return MISTRAL
     return TEMPLATE_MODES[0]
 
 
@@ -216,15 +219,14 @@ def _has_weights_of_mistral(source: str, home: Path) -> bool:
     import huggingface_hub
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    name = source[len(HUB) :]
-    repo, _, revision = name.partition("@")
+    repo, revision = _repository(source)
     try:
-        files = huggingface_hub.list_repo_files(repo, revision=revision or None)
+        files = huggingface_hub.list_repo_files(repo, revision=revision)
     except OfflineModeIsEnabled:
         return (home / PARAMS).exists()
     except Exception as error:
         raise ModelFilesError(
-            f"cannot list the files of {HUB}{name} ({type(error).__name__}), by which engines choose the "
+            f"cannot list the files of {source} ({type(error).__name__}), by which engines choose the "
             f"mode of their tokenizer: set --tokenizer-mode, or {_remedy(error)}"
         ) from error
     return any(fnmatch(file.rpartition("/")[2], _WEIGHTS_OF_MISTRAL) for file in files)

@@ -89,6 +89,14 @@ def with_sorted_fields(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return first.texts.sorted
 
 
+def declaration_room(size: int) -> int:
+    """Return how many characters code may write to declare the tools of a request of ``size`` bytes.
+
+    Schemas of many levels are indented by the square of them.
+    """
+    return 4 * size + 100_000
+
+
 def kept_text(tools: list[dict[str, Any]], key: tuple[Any, ...], write: Callable[[], str]) -> str:
     """Return what ``write`` makes of a list of tools, which is kept with them under this key."""
     first = tools[0]

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from kvist_epp.prompt.chat import MAX_ARGUMENTS, MAX_MESSAGES, UnrenderableError
+from kvist_epp.prompt.chat import MAX_MESSAGES, UnrenderableError
 from kvist_epp.prompt.deepseek import MODES, PICTURE
+from kvist_epp.prompt.deepseek_tools import MAX_ARGUMENTS
 from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.tools import Tool, template_tools
 
