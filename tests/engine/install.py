@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -26,6 +26,8 @@ NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
 TORCHVISION = ("torchvision==0.28.0",)
 """What belongs to ``TORCH``."""
 TINKER = ("tinker-cookbook==0.6.1",)
+NEWEST = ("vllm==0.33.0", "orjson==3.11.9")
+"""The newest release, of which PyPI has no CPU build yet, and what its code imports besides."""
 LEFT_OUT = ("torchaudio", "torchvision", "torchcodec", "triton")
 PYTHON = "3.11"
 LMCACHE = (
@@ -103,6 +105,26 @@ def kimi_declarations() -> Path:
     return home / "tinker_cookbook" / "renderers" / "kimi_k2_5_tool_declaration_ts.py"
 
 
+def newest_code() -> Path:
+    """Return a folder for PYTHONPATH with the Python code of ``NEWEST``, made if need be, for the interpreter
+    of ``install``: enough for render servers, which run no model. 340 MB are downloaded, 180 MB stay.
+
+    Raises:
+        InstallError: uv is missing, or a package could not be installed.
+    """
+    return _folder("vllm-" + NEWEST[0].partition("==")[2] + "-code", NEWEST, _keep_code)
+
+
+def _keep_code(home: Path) -> None:
+    """Remove the libraries, which are CUDA's, and call the release a CPU build: vLLM looks for the word."""
+    for library in (home / "vllm").rglob("*.so"):
+        library.unlink()
+    [described] = home.glob("vllm-*.dist-info/METADATA")
+    text = described.read_text()
+    described.unlink()  # it may be a link into uv's cache
+    described.write_text(re.sub(r"^Version: .*", r"\g<0>+cpu", text, count=1, flags=re.MULTILINE))
+
+
 def install_lmcache() -> Path:
     """Return a folder for PYTHONPATH with LMCache, made if need be, for the interpreter of ``install``.
 
@@ -115,7 +137,9 @@ def install_lmcache() -> Path:
     return _folder(f"lmcache-0.5.6-{digest}", LMCACHE)
 
 
-def _folder(name: str, packages: tuple[str, ...]) -> Path:
+def _folder(
+    name: str, packages: tuple[str, ...], finish: Callable[[Path], None] = lambda _home: None
+) -> Path:
     """Return a folder of its own with packages that only some engines need, without their requirements."""
     engine, home = install(), cache() / name
     with home.with_suffix(".lock").open("w") as lock:
@@ -124,6 +148,7 @@ def _folder(name: str, packages: tuple[str, ...]) -> Path:
             shutil.rmtree(home, ignore_errors=True)
             target = ("--python", str(engine), "--target", str(home))
             _uv("pip", "install", "--quiet", "--no-deps", *target, *packages)
+            finish(home)
             (home / "complete").touch()
     return home
 

@@ -27,7 +27,7 @@ WEATHER = {
     },
 }
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.engine import tiny
 from tests.engine.lossy import LossyRelay
-from tests.engine.mix import CHAT, Turn
+from tests.engine.mix import CHAT, MESSAGES, Turn
 from tests.engine.real_parts import RealParts, logprobs
 from tests.engine.vllm import VllmEngine
 
@@ -120,11 +120,22 @@ class Pool(RealParts):
         ) as response:
             answer = await response.json(content_type=None)
             assert response.status == 200, answer
+        line = await self._line(name)
+        if turn.path == MESSAGES:
+            cached = answer["usage"].get("cache_read_input_tokens") or 0
+            return Outcome(
+                endpoint=line["endpoint"],
+                predicted=line["matched_tokens"],
+                cached=cached,
+                prompt_tokens=answer["usage"]["input_tokens"] + cached,
+                text="".join(block.get("text", "") for block in answer["content"]),
+                logprobs=(),
+                request_id=name,
+            )
         choice = answer["choices"][0]
         text = choice["message"]["content"] if turn.path == CHAT else choice["text"]
         if turn.conversation is not None:
             turn.conversation.append({"role": "assistant", "content": text or ""})
-        line = await self._line(name)
         details = answer["usage"]["prompt_tokens_details"] or {}
         return Outcome(
             endpoint=line["endpoint"],

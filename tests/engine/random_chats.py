@@ -77,7 +77,16 @@ def messages(generator: random.Random) -> dict[str, Any]:
         "messages": [_turn(generator) for _ in range(generator.randrange(1, 9))],
     }
     if generator.random() < 0.5:
-        body["tools"] = [{"name": "f", "description": "d", "input_schema": {"type": "object"}}]
+        declared = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+        body["tools"] = generator.choice(([declared], [declared], []))
+    if generator.random() < 0.2:
+        body["messages"].append({"role": "system", "content": [_tool_change(generator)]})
+    if generator.random() < 0.2:
+        body["thinking"] = generator.choice(({"type": "disabled"}, {"type": "adaptive"}))
+    if generator.random() < 0.2:
+        body["output_config"] = {"effort": generator.choice(("low", "max"))}
+    if generator.random() < 0.2:
+        body["tool_choice"] = {"type": generator.choice(("auto", "none"))}
     if generator.random() < 0.6:
         word = generator.choice(WORDS)
         body["system"] = generator.choice((word, [text(word), text("Brief.")]))
@@ -99,20 +108,30 @@ def _block_of_user(generator: random.Random) -> dict[str, Any]:
     word = generator.choice(WORDS)
     if generator.random() < 0.5:
         return text(word)
-    content = generator.choice((word, [], [text(word), text("b")], None))
+    found = {"type": "tool_reference", "tool_name": "f"}
+    content = generator.choice((word, [], [text(word), text("b")], None, [text(word), found], [found, found]))
     identifier = generator.choice(IDENTIFIERS)
     return {"type": "tool_result", "tool_use_id": identifier, "content": content}
 
 
 def _block_of_assistant(generator: random.Random) -> dict[str, Any]:
     word = generator.choice(WORDS)
-    kind = generator.choice(("text", "thinking", "tool_use"))
+    kind = generator.choice(("text", "thinking", "tool_use", "tool_use", "tool_result"))
+    if kind == "tool_result":
+        return _block_of_user(generator)
     if kind == "thinking":
         return {"type": kind, "thinking": word, "signature": "s"}
     if kind == "tool_use":
         given = generator.choice(({"city": word}, {}, {"n": [1.0, 1e-7, 10**20, None, True]}))
         return {"type": kind, "id": generator.choice(IDENTIFIERS), "name": "f", "input": given}
     return text(word)
+
+
+def _tool_change(generator: random.Random) -> dict[str, Any]:
+    definition = {"name": "g", "input_schema": {}}
+    referred, defined = {"type": "tool_reference", "name": "f"}, {"type": "tool_definition"}
+    change = generator.choice((referred, {**defined, "definition": definition}))
+    return {"type": generator.choice(("tool_addition", "tool_removal")), "tool": change}
 
 
 def bodies(make: Callable[[random.Random], dict[str, Any]], seed: int) -> dict[str, dict[str, Any]]:

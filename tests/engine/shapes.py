@@ -338,8 +338,87 @@ MESSAGES: dict[str, Body] = {
             },
         ],
     },
+    "tools found": {
+        "messages": [
+            USER,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "call12345", "name": "search", "input": {"q": "f"}}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "call12345",
+                        "content": [
+                            text("Found:"),
+                            {"type": "tool_reference", "tool_name": "f"},
+                            {"type": "tool_reference", "name": "g"},
+                        ],
+                    },
+                ],
+            },
+        ],
+        "tools": [
+            {"name": "search", "input_schema": {"type": "object"}},
+            {"name": "f", "input_schema": {"type": "object"}, "defer_loading": True},
+        ],
+    },
+    "result of the assistant": {
+        "messages": [
+            USER,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": [text("it's"), text("b")]}
+                ],
+            },
+            AGAIN,
+        ]
+    },
+    "no tools": {"messages": [USER], "tools": []},
+    "tools changed": {
+        "messages": [
+            USER,
+            {
+                "role": "system",
+                "content": [
+                    {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}},
+                    {
+                        "type": "tool_addition",
+                        "tool": {
+                            "type": "tool_definition",
+                            "definition": {"name": "g", "input_schema": {"properties": {}}},
+                        },
+                    },
+                    {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "h"}},
+                ],
+            },
+        ],
+        "tools": [
+            {"name": "f", "input_schema": {"type": "object"}, "defer_loading": True},
+            {"name": "h", "input_schema": {"type": "object"}},
+        ],
+    },
+    "all tools removed": {
+        "messages": [
+            USER,
+            {
+                "role": "system",
+                "content": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "h"}}],
+            },
+        ],
+        "tools": [{"name": "h", "input_schema": {"type": "object"}}],
+    },
     "effort": {"messages": [USER], "output_config": {"effort": "low"}},
     "thinking off": {"messages": [USER], "thinking": {"type": "disabled"}},
+    "thinking off, effort": {
+        "messages": [USER],
+        "thinking": {"type": "disabled"},
+        "output_config": {"effort": "high"},
+        "chat_template_kwargs": {"enable_thinking": True},
+    },
 }
 
 APIS: dict[str, dict[str, Body]] = {

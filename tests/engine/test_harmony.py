@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.engine import random_chats, tiny
+from tests.engine import install, random_chats, tiny
 from tests.engine.pool import Pool
 from tests.engine.test_main_path import predicted_hits
 from tests.engine.test_render import assert_equal, every_request
@@ -23,9 +23,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Model, str]]:
     """The model, and the URL of a render server for it."""
     folder: Path = tiny.harmony(tmp_path_factory.mktemp("models") / "gpt-oss")
-    async with RenderServers(
-        [folder], "--enable-auto-tool-choice", "--tool-call-parser", "openai"
-    ) as running:
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "openai")
+    async with RenderServers([folder], *flags, code=install.newest_code()) as running:
         yield Model.load(str(folder)), running.urls["gpt-oss"]
 
 

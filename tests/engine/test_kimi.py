@@ -24,7 +24,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
     """The folder of the model, and the URL of a render server for it."""
     folder = tiny.kimi(tmp_path_factory.mktemp("models") / "kimi", install.kimi_declarations())
     flags = ("--trust-remote-code", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    async with RenderServers([folder], *flags) as running:
+    async with RenderServers([folder], *flags, code=install.newest_code()) as running:
         yield folder, running.urls["kimi"]
 
 

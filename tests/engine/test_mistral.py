@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.engine import random_chats, tiny
+from tests.engine import install, random_chats, tiny
 from tests.engine.pool import FLAGS, Pool
 from tests.engine.shapes import WEATHER, text
 from tests.engine.test_main_path import predicted_hits
@@ -23,7 +23,7 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
     """The folder of the models, and a render server for each."""
     home = tmp_path_factory.mktemp("models")
     models = [tiny.mistral(version, home / version) for version in MISTRAL_VERSIONS]
-    async with RenderServers(models) as running:
+    async with RenderServers(models, code=install.newest_code()) as running:
         yield home, running
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from tests.engine import random_chats, tiny
+from tests.engine import install, random_chats, tiny
 from tests.engine.agent_shapes import AGENTS
 from tests.engine.shapes import APIS
 from tests.engine.vllm import RenderServers, render
@@ -56,13 +56,17 @@ PARTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Path, RenderServers]]:
-    """The model folders and a render server for each."""
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=(None, install.newest_code), ids=("installed", "newest")
+)
+async def servers(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[tuple[Path, RenderServers]]:
+    """The model folders and a render server for each, of the installed vLLM and of the newest."""
     home = tmp_path_factory.mktemp("models")
     models = [tiny.build(shape, home / shape) for shape in SHAPES]
     flags = ("--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    async with RenderServers(models, *flags) as running:
+    async with RenderServers(models, *flags, code=request.param and request.param()) as running:
         yield home, running
 
 

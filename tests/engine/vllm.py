@@ -7,7 +7,7 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Any, Self
 
 import aiohttp
@@ -201,16 +201,25 @@ class PlannedEngine(_Server):
 class RenderServers:
     """A render-only server per model folder, in one process: ``urls`` maps folder names to base URLs."""
 
-    def __init__(self, models: Sequence[Path], *flags: str) -> None:
-        ports = free_ports(len(models))
-        self.urls = {
-            model.name: f"http://127.0.0.1:{port}" for model, port in zip(models, ports, strict=True)
-        }
-        pairs = [text for model, port in zip(models, ports, strict=True) for text in (str(model), str(port))]
-        script = Path(__file__).with_name("render_servers.py")
-        common = ("--served-model-name", "m", "--enable-scale-out", "--max-model-len", "32768")
+    def __init__(
+        self,
+        models: Sequence[Path],
+        *flags: str,
+        code: Path | None = None,
+        own: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
+        """``code``: a folder with the code of another release (``install.newest_code``); ``own``: flags of
+        single servers, by the names of their folders."""
+        ports = dict(zip(models, free_ports(len(models)), strict=True))
+        self.urls = {model.name: f"http://127.0.0.1:{port}" for model, port in ports.items()}
+        common = ("--served-model-name", "m", "--enable-scale-out", "--max-model-len", "32768", *flags)
+        words = [
+            json.dumps([str(model), "--port", str(port), *common, *own.get(model.name, ())])
+            for model, port in ports.items()
+        ]
         # -P: this folder has a vllm.py of its own
-        self._process = Process(("-P", str(script), *pairs, "--", *common, *flags), {})
+        script = ("-P", str(Path(__file__).with_name("render_servers.py")))
+        self._process = Process((*script, *words), {} if code is None else {"PYTHONPATH": str(code)})
 
     async def __aenter__(self) -> Self:
         try:

@@ -21,6 +21,10 @@ TEXT = "{{ messages[0].content }}"
         (["--chat_template", "a\nb"], "chat_template", "a\nb"),
         (["--chat-template-content-format=string"], "chat_template_content_format", "string"),
         (["--tokenizer-mode", "hf"], "tokenizer_mode", "hf"),
+        (["--reasoning-effort-map", '{"max":"high"}'], "reasoning_effort_map", '{"max":"high"}'),
+        (["--anthropic-disabled-thinking-effort=low"], "anthropic_disabled_thinking_effort", "low"),
+        (["--exclude-tools-when-tool-choice-none"], "exclude_tools_when_tool_choice_none", True),
+        (["--no-exclude-tools-when-tool-choice-none"], "exclude_tools_when_tool_choice_none", False),
         (
             ["--default-chat-template-kwargs", '{"enable_thinking": false}'],
             "default_chat_template_kwargs",
@@ -28,7 +32,7 @@ TEXT = "{{ messages[0].content }}"
         ),
     ],
 )
-def test_the_picker_is_started_with_them(words: list[str], name: str, value: str) -> None:
+def test_the_picker_is_started_with_them(words: list[str], name: str, value: str | bool) -> None:
     """The picker starts with the engines' chat flags, so both render a chat to the same prompt."""
     wanted = pool(f"hf://{QWEN}", engine={"extraArgs": ["--seed", "1", *words]})
     found = render(wanted, plan(QWEN, "H100-80GB"), Site())
@@ -47,6 +51,7 @@ def test_the_picker_is_started_with_them(words: list[str], name: str, value: str
         (["--chat-template", "/etc/chat.jinja"], "/etc/chat.jinja, which the picker cannot read"),
         (["--default-chat-template-kwargs.enable_thinking", "false"], "JSON included"),
         (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
+        (["--reasoning-effort-map.max", "high"], "JSON included"),
     ],
 )
 def test_what_the_picker_cannot_have_is_reported(words: list[str], says: str) -> None:

@@ -301,6 +301,31 @@ def test_where_the_picker_finds_the_tokenizer(model: Json, picker: Json, claims:
     assert mounted is expected.startswith("/model")
 
 
+@pytest.mark.parametrize(
+    ("model", "words", "expected"),
+    [
+        (HUB, ["--tokenizer", "Qwen/Qwen3-0.6B"], "hf://Qwen/Qwen3-0.6B"),
+        (HUB, ["--tokenizer=a/b", "--tokenizer-revision", "v2"], "hf://a/b@v2"),
+        (HUB, ["--tokenizer-revision=v2"], "hf://Qwen/Qwen3-8B@v2"),
+        (CLAIM, ["--tokenizer", "/model/small"], "/model/small"),
+        (HUB, ["--tokenizer", "/model/small"], "--tokenizer names a folder, /model/small, that it does not"),
+        (HUB, ["--tokenizer", "/etc/small"], "set spec.picker.tokenizer"),
+    ],
+)
+def test_the_picker_has_the_tokenizer_that_the_engines_were_given(
+    model: Json, words: list[str], expected: str
+) -> None:
+    """The engines' own tokenizer, as quantized models in one file need it, is the picker's; a folder that
+    only they have is reported."""
+    site = replace(SITE, claims={"models": frozenset({"ReadWriteMany"})})
+    found = rendered("claim", site, model=model, picker={}, engine={"extraArgs": words})
+    pod = one(found, "Deployment", "twig-epp")["spec"]["template"]["spec"]
+    settings = Settings.from_args(pod["containers"][0]["args"])
+    notes = "".join(note.message for note in found.notes if note.reason == "NoTokenizer")
+    assert expected in (settings.model, expected if expected in notes else "")
+    assert bool(notes) != bool(settings.model)
+
+
 def test_the_hub_s_token_goes_where_it_is_needed_and_nowhere_else() -> None:
     """The hub's token is a reference to the user's Secret, in engines and pickers."""
     ref = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}

@@ -23,6 +23,7 @@ from kvist_epp.errors import ModelFilesError, SettingsError
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.subscriber import Subscriber
+from kvist_epp.prompt.chat_rules import ChatRules
 from kvist_epp.prompt.model import Chats, Model
 from kvist_epp.prompt.model_files import HUB
 from kvist_epp.settings.settings import Settings
@@ -172,6 +173,11 @@ def chats_of(settings: Settings) -> Chats:
         None if content_format == "auto" else "openai" if content_format == "openai" else "string",
         json.loads(settings.default_chat_template_kwargs or "{}"),
         settings.tokenizer_mode,
+        ChatRules(
+            hide_unwanted_tools=settings.exclude_tools_when_tool_choice_none,
+            efforts=json.loads(settings.reasoning_effort_map or "{}"),
+            thinking_off=settings.anthropic_disabled_thinking_effort,
+        ),
     )
 
 

@@ -5,10 +5,12 @@ A request that cannot be rendered as the engine does is matched by its plain tex
 
 - ``request``: parses a request by its path; the OpenAI chat and completion APIs, and vLLM's generate API.
 - ``implied_path``: the path of a request whose gateway sends none, as its body implies it.
-- ``api_formats``: parses the OpenAI Responses and Anthropic Messages APIs as chats.
+- ``responses_api``: parses the OpenAI Responses API as chats.
+- ``messages_api``: parses the Anthropic Messages API as chats.
 - ``pooling_requests``: parses requests to embedding, rerank and classification models.
 - ``request_types``: the parsed request and the checks that all parsers share.
 - ``chat``: messages as vLLM passes them to a chat template.
+- ``chat_rules``: what engines change in a chat before they render it, by flags of theirs.
 - ``tools``: tools as vLLM passes them to a chat template, parsed once for the same bytes.
 - ``template``: a chat template, with bounded work, and the content format that it expects.
 - ``template_environment``: the environment in which a chat template is compiled, and the budget of a render.

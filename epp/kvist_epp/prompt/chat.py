@@ -31,6 +31,15 @@ MALFORMED: Final = (LookupError, TypeError, AttributeError, ValueError, Arithmet
 """What code that reads a request may raise where the engine's validation would refuse it."""
 
 
+UNREADABLE: Final = (UnrenderableError, LookupError, TypeError, AttributeError)
+"""What reading a shape that is unknown here, or that the engine refuses, may raise."""
+
+
+def system_message(content: str | list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the message that instructions of other APIs become."""
+    return {"role": "system", "content": content}
+
+
 MAX_MESSAGES: Final = 20_000
 """Most messages of a chat that code writes, at some 6 us each."""
 _GROWTH: Final = 4

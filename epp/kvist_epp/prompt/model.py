@@ -1,7 +1,7 @@
 """A model: its chats and its vocabulary, as engines have them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -10,6 +10,7 @@ import jinja2
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
+from kvist_epp.prompt.chat_rules import NO_RULES, ChatRules
 from kvist_epp.prompt.deepseek import MODES
 from kvist_epp.prompt.harmony import MODEL_TYPE, HarmonyChats
 from kvist_epp.prompt.kimi import CODE, KimiChats
@@ -64,6 +65,7 @@ class Chats:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     tokenizer_mode: str = AUTO
     """``auto``: as the engines choose it by the model's files."""
+    rules: ChatRules = NO_RULES
 
     def templates(self) -> dict[str, str]:
         """Return the templates by name, if one is set. Raises ModelFilesError if the file cannot be read."""
@@ -107,6 +109,7 @@ class Model:
     """The template for requests with tools, if the model has a separate one."""
     merges_system: bool = False
     """The engines of the Messages API move system messages between others into the first one."""
+    rules: ChatRules = NO_RULES
     why_no_chats: str = ""
     """Why chats are not rendered; empty if they are."""
     media: MediaTexts | None = field(default=None, repr=False)
@@ -137,7 +140,9 @@ class Model:
         default, tools = templates.get("default"), templates.get("tool_use")
         merges = any(map(requires_system_first, {default, tools or default}))
         if described.get("model_type") == MODEL_TYPE:
-            return cls(source, vocabulary, HarmonyChats(), None, merges_system=merges)
+            coded = HarmonyChats()
+            rules = replace(chats.rules, hide_in_responses=False).with_thinking_off(coded.render)
+            return cls(source, vocabulary, coded, None, merges_system=merges, rules=rules)
         template: ChatFormat | None = None
         if mode in MODES:
             template = MODES[mode](chats.defaults)
@@ -153,6 +158,7 @@ class Model:
             template=template,
             tool_template=None if tools is None else _compiled(source, tools, specials, chats),
             merges_system=merges,
+            rules=chats.rules if template is None else chats.rules.with_thinking_off(template.render),
             why_no_chats="" if template else NO_TEMPLATE if mode in TEMPLATE_MODES else f"{_CODED} ({mode})",
             media=MediaTexts() if _takes_media(described) else None,
             placeholders=_placeholders(described, vocabulary),
@@ -209,8 +215,8 @@ class Model:
         return found
 
     def _chat(self, request: Request) -> bytes:
-        chat = request.chat
-        assert chat is not None
+        assert request.chat is not None
+        chat = self.rules.apply(request.chat)
         tools = self.tool_template if chat.tools is not None else None
         template = tools or self.template
         if template is None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from kvist_epp.errors import BadRequest
-from kvist_epp.prompt import api_formats, pooling_requests
+from kvist_epp.prompt import messages_api, pooling_requests, responses_api
 from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.implied_path import (
     CHAT_PATH,
@@ -55,6 +55,7 @@ class ChatBody(msgspec.Struct):
     cache_salt: str | None = None
     session_id: Any = None
     tools: msgspec.Raw = msgspec.Raw()
+    tool_choice: Any = None
     documents: list[dict[str, Any]] | None = None
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -173,6 +174,8 @@ def _chat(body: bytes) -> Request:
             sent.add_generation_prompt,
             sent.continue_final_message,
             effort=sent.reasoning_effort,
+            template_kwargs=sent.chat_template_kwargs,
+            tools_unwanted=sent.tool_choice == "none",
             media_settings=_media_settings(sent),
         ),
     )
@@ -281,8 +284,8 @@ _generate_decoder: Final = msgspec.json.Decoder(GenerateBody)
 _READERS: Final[dict[str, tuple[Kind, Callable[[bytes], Request]]]] = {
     CHAT_PATH: (Kind.CHAT, _chat),
     COMPLETION_PATH: (Kind.COMPLETION, _completion),
-    RESPONSES_PATH: (Kind.RESPONSES, api_formats.parse_responses),
-    MESSAGES_PATH: (Kind.MESSAGES, api_formats.parse_messages),
+    RESPONSES_PATH: (Kind.RESPONSES, responses_api.parse_responses),
+    MESSAGES_PATH: (Kind.MESSAGES, messages_api.parse_messages),
     GENERATE_PATH: (Kind.COMPLETION, _generate),
     **dict.fromkeys(pooling_requests.PATHS, (Kind.POOLING, pooling_requests.parse_pooling)),
 }

@@ -40,6 +40,12 @@ class Chat(msgspec.Struct, frozen=True):
     """True if tool calls pass the chat API's validation, which reorders their fields."""
     effort: str | None = None
     """``reasoning_effort`` of the request itself, which is among the variables, too."""
+    template_kwargs: dict[str, Any] | None = None
+    """``chat_template_kwargs`` as sent, of which ``variables`` was made."""
+    thinking_off: bool = False
+    """True if a request of the Messages API switches thinking off, which is an effort to templates."""
+    tools_unwanted: bool = False
+    """True if the request declares tools and forbids to call one (``tool_choice``: none)."""
     parsed_arguments: bool = False
     """True if the arguments of calls were sent as objects, which are printed here without blanks."""
     items: list[dict[str, Any]] | None = None
@@ -108,6 +114,11 @@ def count(value: Any) -> int | None:
 def text_or_none(value: Any) -> str | None:
     """Return a string, or None for any other value."""
     return value if type(value) is str else None
+
+
+def replaces_prompt(given: dict[str, Any] | None) -> bool:
+    """Return whether ``chat_template_kwargs`` of the Responses or Messages API name parts of the prompt."""
+    return given is not None and not given.keys().isdisjoint(("chat_template", "tools", "conversation"))
 
 
 def variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:

@@ -96,6 +96,12 @@ class Settings:
         "value of the engines' --chat-template-content-format", choices=validation.CONTENT_FORMATS)
     default_chat_template_kwargs: str = flag("--default-chat-template-kwargs", "",
         "value of the engines' --default-chat-template-kwargs, a JSON object", unit="JSON")
+    reasoning_effort_map: str = flag("--reasoning-effort-map", "",
+        "value of the engines' --reasoning-effort-map, a JSON object", unit="JSON")
+    exclude_tools_when_tool_choice_none: bool = flag("--exclude-tools-when-tool-choice-none", False,
+        "true if the engines were started with this flag")
+    anthropic_disabled_thinking_effort: str = flag("--anthropic-disabled-thinking-effort", "auto",
+        "value of the engines' --anthropic-disabled-thinking-effort", choices=validation.THINKING_OFF)
     tokenizer_mode: str = flag("--tokenizer-mode", "auto",
         "value of the engines' --tokenizer-mode, which decides what writes chats: the model's template (hf), "
         "or code of the engine for it (such as deepseek_v32)", unit="MODE")

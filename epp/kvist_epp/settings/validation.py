@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from kvist_epp.errors import SettingsError
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 PICKER: Final = "picker"
 MODEL_HEADER: Final = "model-header"
 ROLES: Final = (PICKER, MODEL_HEADER)
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of ``reasoning_effort`` that engines take."""
+THINKING_OFF: Final = ("auto", *(effort for effort in EFFORTS if effort != "minimal"))
+"""Efforts for thinking that a request of the Messages API switches off."""
 CONTENT_FORMATS: Final = ("auto", "string", "openai")
 GATEWAYS: Final = ("auto", "envoy", "other")
 DISAGGREGATION: Final = ("off", "on", "sidecar")
@@ -120,14 +124,29 @@ def _check_transport_limits(settings: "Settings") -> None:
 def _check_chats(settings: "Settings") -> None:
     if settings.chat_template_content_format not in CONTENT_FORMATS:
         raise SettingsError(f"--chat-template-content-format: must be one of {', '.join(CONTENT_FORMATS)}")
+    if settings.anthropic_disabled_thinking_effort not in THINKING_OFF:
+        raise SettingsError(f"--anthropic-disabled-thinking-effort: must be one of {', '.join(THINKING_OFF)}")
     if not settings.tokenizer_mode:
         raise SettingsError("--tokenizer-mode: must not be empty; auto: as the engines choose it")
-    try:
-        found = json.loads(settings.default_chat_template_kwargs or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    if not isinstance(_parsed(settings.default_chat_template_kwargs), dict):
         raise SettingsError('--default-chat-template-kwargs: must be a JSON object, such as {"a": true}')
+    efforts = _parsed(settings.reasoning_effort_map)
+    if not isinstance(efforts, dict) or not all(type(effort) is str for effort in efforts.values()):
+        raise SettingsError(
+            '--reasoning-effort-map: must be a JSON object of efforts, such as {"medium": "low"}'
+        )
+    if unknown := sorted(efforts.keys() - set(EFFORTS)):
+        raise SettingsError(
+            f"--reasoning-effort-map: {', '.join(unknown)}: must be one of {', '.join(EFFORTS)}"
+        )
+
+
+def _parsed(text: str) -> Any:
+    """Return what a JSON document holds, an empty object for an empty text, and None if it is no JSON."""
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
 
 
 def check_startup(settings: "Settings") -> None:

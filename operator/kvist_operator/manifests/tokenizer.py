@@ -1,7 +1,8 @@
 """The picker's tokenizer and chat settings: from the model's source and the engines' flags. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvist_epp.errors import SettingsError
@@ -10,7 +11,7 @@ from kvist_operator.extra_args import flag_names
 from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import MODEL_MOUNT
 from kvist_operator.spec.pool import OBJECT_STORES, Pool, Source
-from kvist_operator.spec.pool_reader import split_source
+from kvist_operator.spec.pool_reader import LOCATIONS, split_source
 
 from .object_names import Json, Note, Site
 from .pods import Mounted, mounted, token
@@ -36,26 +37,43 @@ class Tokenizer:
 
 
 def tokenizer(pool: Pool, plan: Plan, site: Site) -> Tokenizer:
-    """Return the tokenizer of ``spec.picker.tokenizer``, else that of the model's source."""
+    """Return the tokenizer of ``spec.picker.tokenizer``, else the engines' own, else that of the model."""
     if pool.picker.mode == "Approximate" or not plan.routes_by_prefix:
         return Tokenizer()
     if pool.picker.tokenizer:
         kind, location = split_source(pool.picker.tokenizer, "spec.picker.tokenizer")
         return _at(pool, kind, location, "")
-    why = ""
-    if pool.model.kind in OBJECT_STORES:
-        why = f"the picker does not read {pool.model.kind}://"
-    elif pool.model.kind is Source.PATH:
-        why = f"the picker's image does not contain {pool.model.location}"
-    elif pool.model.kind is Source.CLAIM:
-        claim, modes = pool.model.claim, site.claims.get(pool.model.claim)
+    given = dict(_given(pool.engine.extra_args, ("tokenizer", "tokenizer-revision")))
+    name, revision = given.get("tokenizer"), given.get("tokenizer-revision", "")
+    if name and re.fullmatch(LOCATIONS[Source.HUB], name):
+        return _at(pool, Source.HUB, name, revision)
+    found = _of_model(pool, site, revision or pool.model.revision)
+    if not name:
+        return found
+    if found.mount is not None and name.startswith(f"{MODEL_MOUNT}/"):
+        return replace(found, model=name)
+    return _without(f"the engines' --tokenizer names a folder, {name}, that it does not have")
+
+
+def _of_model(pool: Pool, site: Site, revision: str) -> Tokenizer:
+    model = pool.model
+    if model.kind in OBJECT_STORES:
+        return _without(f"the picker does not read {model.kind}://")
+    if model.kind is Source.PATH:
+        return _without(f"the picker's image does not contain {model.location}")
+    if model.kind is Source.CLAIM:
+        modes = site.claims.get(model.claim)
         if modes is None:
-            why = f"the access modes of claim {claim} are unknown"
-        elif not modes & SHARED:
-            why = f"claim {claim} ({', '.join(sorted(modes))}) can be mounted by one node only"
-    if why:
-        return Tokenizer(note=Note("Precise", REASON, f"the picker has no tokenizer: {why}; {REMEDY}"))
-    return _at(pool, pool.model.kind, pool.model.location, pool.model.revision)
+            return _without(f"the access modes of claim {model.claim} are unknown")
+        if not modes & SHARED:
+            return _without(
+                f"claim {model.claim} ({', '.join(sorted(modes))}) can be mounted by one node only"
+            )
+    return _at(pool, model.kind, model.location, revision)
+
+
+def _without(why: str) -> Tokenizer:
+    return Tokenizer(note=Note("Precise", REASON, f"the picker has no tokenizer: {why}; {REMEDY}"))
 
 
 def _at(pool: Pool, kind: Source, location: str, revision: str) -> Tokenizer:
@@ -74,8 +92,13 @@ FLAGS: Final[Mapping[str, str]] = {
     "chat-template-content-format": "chat_template_content_format",
     "default-chat-template-kwargs": "default_chat_template_kwargs",
     "tokenizer-mode": "tokenizer_mode",
+    "reasoning-effort-map": "reasoning_effort_map",
+    "anthropic-disabled-thinking-effort": "anthropic_disabled_thinking_effort",
 }
 """Engine's flag → the picker's setting of the same meaning."""
+_HIDING: Final = "exclude-tools-when-tool-choice-none"
+SWITCHES: Final[Mapping[str, bool]] = {_HIDING: True, f"no-{_HIDING}": False}
+"""Flag without a value → whether engines leave out tools that a request forbids to call."""
 TEMPLATE: Final = "chat-template"
 UNREADABLE: Final = "ChatFlagUnreadable"
 JINJA: Final = frozenset("{}\n")
@@ -95,19 +118,22 @@ def chats(pool: Pool, found: Tokenizer) -> ChatFlags:
     """Return the values of flags in ``spec.engine.extraArgs``; the last of a name counts, as for vLLM."""
     if not found.model:
         return ChatFlags()
-    given = dict(_given(pool.engine.extra_args))
+    given = dict(_given(pool.engine.extra_args, FLAGS))
     why = {flag: problem for flag, value in given.items() if (problem := _problem(flag, value, found))}
     notes = (
         Note("Precise", UNREADABLE, f"spec.engine.extraArgs: --{flag} {text}") for flag, text in why.items()
     )
-    settings = {FLAGS[flag]: value for flag, value in given.items() if flag not in why}
+    settings: dict[str, Any] = {FLAGS[flag]: value for flag, value in given.items() if flag not in why}
+    for _, name in flag_names(pool.engine.extra_args):
+        if name in SWITCHES:
+            settings["exclude_tools_when_tool_choice_none"] = SWITCHES[name]
     return ChatFlags(settings, tuple(notes))
 
 
-def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield flags with their values; an empty value for a flag with a dotted key."""
+def _given(words: Sequence[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the flags of these names with their values; an empty value for a flag with a dotted key."""
     for at, name in flag_names(words):
-        if name not in FLAGS:
+        if name not in names:
             continue
         flag, equals, value = words[at].partition("=")
         if "." in flag:

@@ -1,4 +1,4 @@
-"""Promises of ``api_formats``: what of the Responses and Messages APIs is claimed, and what is not."""
+"""Tests say what of the Responses and Messages APIs is claimed, and what is not."""
 
 import json
 from typing import Any
@@ -11,7 +11,6 @@ from kvist_epp.prompt.template import Template
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "hi"}
-SCREENSHOT = {"type": "tool_result", "content": [{"type": "image"}]}
 
 
 def ask(path: str, **fields: Any) -> Any:
@@ -63,11 +62,13 @@ SHOWN = {"type": "function", "function": {"name": "f", "description": "does", "p
     ],
 )
 def test_tools_are_parsed_once(path: str, fields: dict[str, Any], tool: dict[str, Any]) -> None:
-    """A request gets the tools of an earlier one with the same bytes, whose texts are kept with them."""
+    """A request gets the tools of an earlier one with the same bytes, whose texts are kept with them; an
+    empty list is none in the Responses API only."""
     first, second = (ask(path, **fields, tools=[tool]).chat.tools for _ in range(2))
     assert first == [SHOWN]
     assert second is first
-    assert ask(path, **fields, tools=[]).chat.tools is ask(path, **fields, tools=None).chat.tools is None
+    assert ask(path, **fields, tools=None).chat.tools is None
+    assert ask(path, **fields, tools=[]).chat.tools == ([] if path == MESSAGES else None)
     assert ask(path, **fields, tools=[1]).why == ask(path, **fields, tools={}).why == "shape"
 
 
@@ -169,14 +170,71 @@ def test_items_of_one_answer_are_one_message() -> None:
     assert chat.items == [{"role": "system", "content": "Brief."}, *items]
 
 
-def test_a_picture_in_a_result_leaves_the_rest_of_the_chat() -> None:
-    """Messages that cannot be chat messages are kept with system text and tools, for their plain text."""
-    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}
-    tools = [{"name": "f", "input_schema": SCHEMA}]
-    messages = [USER, {"role": "user", "content": [result]}]
-    request = ask(MESSAGES, system="Brief.", messages=messages, tools=tools)
-    assert request.chat.messages == [{"role": "system", "content": "Brief."}, *messages]
-    assert request.chat.tools[0]["function"]["name"] == "f"
+def test_what_a_result_holds_besides_texts_becomes_messages_of_its_own() -> None:
+    """Pictures are shown by the user, and tools that a search found are named by a second result."""
+    source = {"type": "base64", "data": "A"}
+    found = {"type": "tool_reference", "tool_name": "f"}
+    content = [
+        {"type": "text", "text": "a"},
+        {"type": "image", "source": source},
+        found,
+        {"type": "document"},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": content}
+    chat = ask(MESSAGES, messages=[{"role": "user", "content": [result, {"type": "text", "text": "b"}]}]).chat
+    tool = {"role": "tool", "tool_call_id": "c"}
+    assert chat.messages == [
+        {**tool, "content": "a"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": source}]},
+        {**tool, "content": [{"type": "tool_reference", "name": "f"}]},
+        {"role": "user", "content": "b"},
+    ]
+    assert not chat.refusal
+
+
+def test_a_result_in_an_answer_is_a_text_of_it() -> None:
+    """Engines print what it holds."""
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "it's"}]}
+    chat = ask(MESSAGES, messages=[{"role": "assistant", "content": [result]}]).chat
+    shown = """Tool result: [{'type': 'text', 'text': "it's"}]"""
+    assert chat.messages == [{"role": "assistant", "content": shown}]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "names"),
+    [
+        ([("tool_addition", "f")], ["f", "h"]),
+        ([("tool_removal", "h")], ["f"]),
+        ([("tool_removal", "h"), ("tool_addition", "h")], ["f", "h"]),
+        ([("tool_addition", {"name": "g", "input_schema": SCHEMA})], ["f", "h", "g"]),
+        ([("tool_removal", "f"), ("tool_removal", "h")], []),
+    ],
+)
+def test_a_template_sees_the_tools_that_are_left_at_the_end(
+    blocks: list[tuple[str, Any]], names: list[str]
+) -> None:
+    """Messages of the system add tools, by name or by value, and remove them; what is added is not
+    deferred."""
+    tools = [{"name": "f", "input_schema": {}, "defer_loading": True}, {"name": "h", "input_schema": {}}]
+    changes = [
+        {
+            "type": kind,
+            "tool": {"type": "tool_reference", "name": change}
+            if isinstance(change, str)
+            else {"type": "tool_definition", "definition": change},
+        }
+        for kind, change in blocks
+    ]
+    chat = ask(MESSAGES, tools=tools, messages=[USER, {"role": "system", "content": changes}]).chat
+    assert [tool["function"]["name"] for tool in chat.tools] == names
+    deferred = [tool["function"]["name"] for tool in chat.tools if tool["function"].get("defer_loading")]
+    assert deferred == [name for name in ["f"] if ("tool_addition", "f") not in blocks and name in names]
+
+
+def test_a_change_of_an_unknown_tool_is_not_rendered() -> None:
+    """Engines refuse it; its other messages are kept for their plain text."""
+    change = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}
+    request = ask(MESSAGES, messages=[USER, {"role": "system", "content": [change]}])
     assert (request.chat.refusal, request.exact) == ("shape", False)
 
 
@@ -210,10 +268,11 @@ def test_tools_that_are_not_shown_are_no_tools_that_were_not_sent() -> None:
     assert shown == [[], None, None]
 
 
-def test_thinking_switched_off_is_rendered_but_not_exact() -> None:
-    """Which effort stands for it depends on a probe inside the engine."""
+def test_thinking_that_is_switched_off_is_an_effort() -> None:
+    """The effort is none, unless the rules of the model say another."""
     request = ask(MESSAGES, messages=[USER], thinking={"type": "disabled"})
-    assert (request.exact, request.chat.variables) == (
-        False,
+    assert (request.exact, request.chat.thinking_off, request.chat.variables) == (
+        True,
+        True,
         {"reasoning_effort": "none", "enable_thinking": False},
     )
