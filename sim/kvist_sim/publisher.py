@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import zmq
 
-from kvist_epp.engines.vllm.kv_events import Batch, Form, encode
+from kvist_epp.engines.vllm.event_encoder import Form, encode
+from kvist_epp.engines.vllm.kv_events import Batch
 
 END_SEQ = b"\xff" * 8
 

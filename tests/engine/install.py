@@ -107,7 +107,8 @@ def kimi_declarations() -> Path:
 
 def newest_code() -> Path:
     """Return a folder for PYTHONPATH with the Python code of ``NEWEST``, made if need be, for the interpreter
-    of ``install``: enough for render servers, which run no model. 340 MB are downloaded, 180 MB stay.
+    of ``install``: enough for render servers, which run no model, and for engines with tiny models, which get
+    along with the libraries of ``install``. 340 MB are downloaded, 180 MB stay.
 
     Raises:
         InstallError: uv is missing, or a package could not be installed.
@@ -116,9 +117,14 @@ def newest_code() -> Path:
 
 
 def _keep_code(home: Path) -> None:
-    """Remove the libraries, which are CUDA's, and call the release a CPU build: vLLM looks for the word."""
+    """Replace the libraries, which are CUDA's, and call the release a CPU build: vLLM looks for the word."""
     for library in (home / "vllm").rglob("*.so"):
         library.unlink()
+    [installed] = folder().glob("lib/python*/site-packages")
+    for library in (installed / "vllm").rglob("*.so"):
+        link = home / library.relative_to(installed)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(library)
     [described] = home.glob("vllm-*.dist-info/METADATA")
     text = described.read_text()
     described.unlink()  # it may be a link into uv's cache

@@ -1,10 +1,10 @@
-"""Predictions for engines that draft tokens with EAGLE, and compute the last block of each hit again."""
+"""Predictions for engines that draft tokens with EAGLE: each hit is a block shorter, or blocks look ahead."""
 
 import json
 from pathlib import Path
 
 import pytest
-from tests.engine import tiny
+from tests.engine import install, tiny
 from tests.engine.mix import Mix
 from tests.engine.pool import BLOCK, Pool
 from tests.engine.test_main_path import one_by_one, report
@@ -29,7 +29,17 @@ class PoolWithDrafts(Pool):
     def _engine(self, number: int, ports: tuple[int, ...] = ()) -> VllmEngine:
         drafts = {"method": "eagle", "model": str(self._folder / "draft"), "num_speculative_tokens": 2}
         flags = ("--speculative-config", json.dumps(drafts), "--max-model-len", "4096")
-        return VllmEngine(self.model, *flags, ports=ports)
+        return VllmEngine(self.model, *flags, ports=ports, environment=self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        return {}
+
+
+class PoolOfNewest(PoolWithDrafts):
+    """``PoolWithDrafts`` whose engines have hashes that cover the token behind each block."""
+
+    def _environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(install.newest_code())}
 
 
 @pytest.mark.timeout(900)
@@ -52,5 +62,23 @@ async def test_hits_of_engines_with_drafts_are_predicted(tmp_path: Path) -> None
         further = [now - BLOCK * (number < LEAST) for number, now in enumerate(off)]
         assert set(further) <= {0, BLOCK}
         assert further.count(BLOCK) <= LATE + UNSETTLED
+    assert sum(one.cached for one in outcomes) > 5_000
+    assert approximate == {}
+
+
+@pytest.mark.timeout(900)
+async def test_hits_of_engines_whose_hashes_look_ahead_are_predicted(tmp_path: Path) -> None:
+    """70 mixed requests one at a time: nearly all hits are exact from the beginning, and none is wrong by
+    more than a block: a prompt that is all cached, up to the token that its last block's hash covers, is a
+    block short."""
+    async with PoolOfNewest(tmp_path) as pool:
+        outcomes = await one_by_one(pool, Mix(1, "m"), REQUESTS)
+        report("with drafts and hashes that look ahead", outcomes)
+        approximate = (await pool.page("/debug/fleet"))["approximate"]
+
+    off = [one for one in outcomes if one.predicted != one.cached]
+    ended = [one for one in off if one.cached == one.prompt_tokens - 1 == one.predicted + BLOCK]
+    assert {abs(one.predicted - one.cached) for one in off} <= {BLOCK}
+    assert len(off) - len(ended) <= LATE + UNSETTLED
     assert sum(one.cached for one in outcomes) > 5_000
     assert approximate == {}

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from tests.fakes.vocabulary import Words
 
+from kvist_epp.engines.vllm.event_encoder import encode
 from kvist_epp.engines.vllm.extra_keys import Media
-from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored, encode
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.observation import Observation
@@ -29,7 +30,10 @@ class Learning:
     def send(self, *events: Event) -> list[Observation]:
         """Apply one batch of events, in the form of a message."""
         self.sent_at += 1.0
-        payload = encode(Batch(ts=self.sent_at, rank=0, events=list(events)))
+        return self.receive(encode(Batch(ts=self.sent_at, rank=0, events=list(events))))
+
+    def receive(self, payload: bytes) -> list[Observation]:
+        """Apply a message."""
         return self.ingestor.apply(self.source, self.ingestor.decode(payload))
 
     def settle(self) -> None:

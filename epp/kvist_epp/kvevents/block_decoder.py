@@ -20,9 +20,15 @@ class BlockDecoder:
         """None makes ``join`` fail, so that an id that does not exist is noticed at no cost to the others."""
         self.events = EventDecoder(pieces)
 
-    def ids(self, event: Stored) -> list[int]:
-        """Return the token ids of an event."""
-        return event.token_ids if event.pieces is None else self.events.ids(event.pieces)
+    def ids(self, event: Stored) -> list[list[int]]:
+        """Return the token ids of each block of an event."""
+        read = event.pieces is None
+        ids = event.token_ids if read else self.events.ids(event.pieces or ())
+        size = event.block_size
+        blocks = [ids[at : at + size] for at in range(0, len(ids), size)]
+        if event.head:
+            blocks[0] = (event.head if read else self.events.ids(event.head)) + blocks[0]
+        return blocks
 
     def texts(self, event: Stored) -> tuple[list[bytes], bool]:
         """Return the bytes of each block of an event up to the first opaque one, and whether all ids are
@@ -36,7 +42,19 @@ class BlockDecoder:
             found = list(map(b"".join, zip(*[pieces] * size, strict=False))), True
         if event.media:
             self._mark_media(found[0], event)
+        if event.head and found[0]:
+            head = self.head(event)
+            if head is None:
+                return [], False
+            found[0][0] = head + found[0][0]
         return found
+
+    def head(self, event: Stored) -> bytes | None:
+        """Return the bytes of the tokens that precede an event's first block; None if one does not exist."""
+        if event.pieces is not None:
+            return b"".join(event.head)
+        known, _ = self.decode(event.head, len(event.head))
+        return known[0] if known else None
 
     def _mark_media(self, texts: list[bytes], event: Stored) -> None:
         """Write the texts of the blocks in which media begin again, with their marks."""

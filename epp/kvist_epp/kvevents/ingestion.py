@@ -324,10 +324,9 @@ class Ingestor:
             return placed
         size, previous = event.block_size, event.parent
         depth = parent.depth if parent else self._depth(state, previous)
-        ids = self._decoder.ids(event)
-        for position, (block_hash, text) in enumerate(zip(event.hashes, texts, strict=False)):
+        for block_hash, ids, text in zip(event.hashes, self._decoder.ids(event), texts, strict=False):
             depth = None if depth is None else depth + size
-            tokens = BlockTokens(ids[position * size : (position + 1) * size], text)
+            tokens = BlockTokens(ids, text)
             root = (event.lora, event.salt)
             block = DecodeBlock(block_hash, previous, root, tokens, size, depth, event.session)
             self.checker.add(state, block)

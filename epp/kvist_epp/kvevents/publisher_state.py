@@ -120,8 +120,8 @@ class Quarantine:
         return dropped
 
     def take_children(self, hashes: list[int]) -> list[Stored]:
-        """Remove and return the events whose parent is one of ``hashes``, oldest first."""
-        numbers = [number for parent in hashes for number in self._by_parent.get(parent, ())]
+        """Remove and return the events whose parent is one of ``hashes``, which may repeat, oldest first."""
+        numbers = dict.fromkeys(number for parent in hashes for number in self._by_parent.get(parent, ()))
         return [event for number in numbers if (event := self._remove(number)) is not None]
 
     def parents(self) -> list[int]:

@@ -12,7 +12,8 @@ import pytest
 from tests.fakes.learning import PROMPT, stored
 from tests.fakes.vocabulary import Words
 
-from kvist_epp.engines.vllm.kv_events import Batch, Event, Form, Removed, encode
+from kvist_epp.engines.vllm.event_encoder import Form, encode
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.io_context import CooperativeScheduler, ReplaySemaphore

@@ -115,10 +115,13 @@ class EventDecoder:
         return events
 
     def _stored(self, wire: StoredFields) -> Event:
-        pieces: list[bytes] = wire.token_ids  # type: ignore[assignment]  # see _readers
+        pieces: list[Any] = wire.token_ids  # see _readers
+        behind: list[list[Any]] | None = wire.lookahead_token_ids
         if len(wire.block_hashes) > 1 and (wire.medium is None or wire.medium.upper() == GPU):
-            return normal_stored(wire, [], pieces)
-        return normal_stored(wire, self.ids(pieces))  # to be checked, or to wait for its place
+            return normal_stored(wire, pieces, behind, pieces=True)
+        if behind:
+            behind = list(map(self.ids, behind))
+        return normal_stored(wire, self.ids(pieces), behind)  # to be checked, or to wait for its place
 
 
 def _readers(members: dict[int, bytes]) -> tuple[Callable[[bytes], Any], ...]:
@@ -146,7 +149,7 @@ def _reader(table: Any, form: str) -> Callable[[bytes], Any]:
     other: Any = (RemovedMap | ClearedMap) if form == "map" else (RemovedArray | ClearedArray)
     texts: Any = msgspec.defstruct(
         stored.__name__,
-        [("token_ids", list[table])],
+        [("token_ids", list[table]), ("lookahead_token_ids", list[list[table]] | None, None)],
         bases=(stored,),
         tag="BlockStored",
         array_like=form == "array",

@@ -16,9 +16,13 @@ Media = tuple[tuple[int, str], ...]
 
 
 def read_extra_keys(
-    extra_keys: Sequence[Any], lora: str | None, block_size: int, *, at_root: bool
+    extra_keys: Sequence[Any], lora: str | None, block_size: int, *, at_root: bool, further: int = 0
 ) -> tuple[str | None, int | None, Media]:
-    """Return cache salt, index of the first opaque block, and media; one entry for each block."""
+    """Return cache salt, index of the first opaque block, and media; one entry for each block.
+
+    ``further``: tokens behind each block that its hash covers. The places of media are counted without as
+    many tokens at the begin of the event, as its tokens are.
+    """
     salt: str | None = None
     media: list[tuple[int, str]] = []
     for position, keys in enumerate(extra_keys):
@@ -27,12 +31,14 @@ def read_extra_keys(
         rest, found = _text_keys(keys, lora)
         misplaced = found is not None and not (at_root and position == 0)
         pairs = list(map(_media_pair, rest))
-        if misplaced or None in pairs:
+        begins = [pair for pair in pairs if pair is not None and 0 <= pair[1] < block_size + further]
+        outside = at_root and position == 0 and any(offset < further for _, offset in begins)
+        if misplaced or outside or None in pairs:
             return salt or (None if misplaced else found), position, tuple(media)
         media += [
-            (position * block_size + offset, identifier)
-            for identifier, offset in filter(None, pairs)
-            if 0 <= offset < block_size
+            (position * block_size + offset - further, identifier)
+            for identifier, offset in begins
+            if offset >= further
         ]
         salt = salt or found
     return salt, None, tuple(media)

@@ -1,4 +1,4 @@
-"""Codec of vLLM's KV event messages: msgpack to plain events and back. Pure.
+"""Decode vLLM's KV event messages: msgpack to plain events. Pure.
 
 Source of the format: ``vllm/distributed/kv_events.py`` (0.19 to 0.33). A batch is the array
 ``[ts, [event, ...], data_parallel_rank]``. An event is a map with the class name under ``"type"`` (0.26 on)
@@ -8,14 +8,20 @@ ignored.
 Events are normalised here, once, so that all other modules see a single form: hashes are unsigned 64-bit
 ints, media are upper case, storage that other engines read, too, is a medium of its own, extra keys are split
 into salt and media.
+
+Engines with drafts of EAGLE or MTP compute a block's hash also of the L tokens behind it (0.33 on,
+``num_hash_lookahead_tokens``), and use the block only before these. Its tokens here are then those from L
+tokens behind its begin to L behind its end, so that a hash still names one text up to its last token:
+
+    sent, L = 1          [a b c d] behind it e   [e f g h] behind it i
+    normalised     a     [b c d e]               [f g h i]
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from kvist_epp.engines.vllm.extra_keys import Media, read_extra_keys, write_extra_keys
+from kvist_epp.engines.vllm.extra_keys import Media, read_extra_keys
 from kvist_epp.errors import EventError
 from kvist_epp.names import HOST_MEDIUM, LMCACHE_MEDIUM, SHARED_MEDIUM, STORAGE_MEDIUM
 
@@ -29,8 +35,6 @@ SHARED: str = SHARED_MEDIUM
 """Storage whose events have locality REMOTE (vLLM 0.31 on): other engines may read it, too."""
 LMCACHE: str = LMCACHE_MEDIUM
 """A server of LMCache. Its connector's events say ``CPU``; endpoints say that it is one."""
-
-Form: TypeAlias = Literal["map", "array"]
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -63,6 +67,9 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """``X-Session-ID`` of the request that caused the event (0.32 on)."""
     pieces: list[bytes] | None = None
     """Bytes of each token, in place of ``token_ids``, where an ``EventDecoder`` has read them."""
+    head: list[Any] = []
+    """Tokens that precede these at the begin of a prompt, where hashes cover tokens behind their blocks; ids
+    or bytes as the others."""
 
     @property
     def tokens(self) -> int:
@@ -92,6 +99,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             pieces=None if self.pieces is None else self.pieces[first:last],
             opaque_from=opaque_from if opaque_from is not None and opaque_from < end - start else None,
             media=tuple([(at - first, identifier) for at, identifier in self.media if first <= at < last]),
+            head=[] if start else self.head,
         )
 
 
@@ -146,6 +154,7 @@ class StoredFields(msgspec.Struct, gc=False):
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
+    lookahead_token_ids: list[list[_TokenId]] | None = None
 
 
 class RemovedFields(msgspec.Struct, gc=False):
@@ -215,7 +224,6 @@ _array_batch = msgspec.msgpack.Decoder(_ArrayBatch).decode
 _raw_batch = msgspec.msgpack.Decoder(_RawBatch).decode
 _map_event = msgspec.msgpack.Decoder(_MapEvent).decode
 _array_event = msgspec.msgpack.Decoder(_ArrayEvent).decode
-_encode = msgspec.msgpack.Encoder().encode
 
 _TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
@@ -282,7 +290,7 @@ def _is_unknown(item: msgspec.Raw) -> bool:
 
 def _normal(wire: _MapEvent | _ArrayEvent) -> Event:
     if isinstance(wire, StoredFields):
-        return normal_stored(wire, wire.token_ids)
+        return normal_stored(wire, wire.token_ids, wire.lookahead_token_ids)
     if isinstance(wire, RemovedFields):
         return normal_removed(wire, wire.block_hashes)
     return Cleared()
@@ -294,22 +302,31 @@ def normal_removed(wire: RemovedFields, hashes: list[_Hash], events: int = 1) ->
     return Removed(hashes=_hashes(hashes), medium=medium, group=wire.group_idx, events=events)
 
 
-def normal_stored(wire: StoredFields, token_ids: list[int], pieces: list[bytes] | None = None) -> Stored:
-    """Return the event with these tokens: ids, or the bytes that they stand for."""
+def normal_stored(
+    wire: StoredFields, tokens: list[Any], behind: list[list[Any]] | None, *, pieces: bool = False
+) -> Stored:
+    """Return the event with these tokens, and those behind each block: ids, or the bytes that they stand for
+    (``pieces``)."""
     parent = wire.parent_block_hash
+    head: list[Any] = []
+    salt, opaque_from = None, None
+    media: Media = ()
+    further = 0
+    if behind and len(tokens) == len(wire.block_hashes) * wire.block_size:  # else it is of no use anyway
+        further = _further(wire, behind)
+        head = tokens[:further] if parent is None else []
+        tokens = tokens[further:] + behind[-1]
     lora = wire.lora_name
     if lora is None and wire.lora_id is not None:
         lora = f"lora_id={wire.lora_id}"
-    salt, opaque_from = None, None
-    media: Media = ()
     if wire.extra_keys is not None:
         salt, opaque_from, media = read_extra_keys(
-            wire.extra_keys, wire.lora_name, wire.block_size, at_root=parent is None
+            wire.extra_keys, wire.lora_name, wire.block_size, at_root=parent is None, further=further
         )
     return Stored(
         hashes=_hashes(wire.block_hashes),
         parent=None if parent is None else _hash(parent),
-        token_ids=token_ids,
+        token_ids=[] if pieces else tokens,
         block_size=wire.block_size,
         medium=_medium(wire.medium, wire.locality),
         lora=lora,
@@ -320,8 +337,20 @@ def normal_stored(wire: StoredFields, token_ids: list[int], pieces: list[bytes] 
         opaque_from=opaque_from,
         media=media,
         session=wire.session_id,
-        pieces=pieces,
+        pieces=tokens if pieces else None,
+        head=head,
     )
+
+
+def _further(wire: StoredFields, behind: list[list[Any]]) -> int:
+    """Return how many tokens behind each block its hash covers.
+
+    Raises ValueError if they are not as many for each: which text a hash names is not known then.
+    """
+    sizes = set(map(len, behind))
+    if len(behind) != len(wire.block_hashes) or len(sizes) != 1 or max(sizes) > wire.block_size:
+        raise ValueError("the tokens behind blocks do not match the blocks")
+    return sizes.pop()
 
 
 def _medium(medium: str | None, locality: str | None) -> str:
@@ -347,51 +376,3 @@ def _hash(value: _Hash) -> int:
     if not value:
         raise ValueError("an empty block hash")
     return int.from_bytes(value[-8:], "big")
-
-
-def encode(batch: Batch, form: Form = "map") -> bytes:
-    """Return the message an engine would send: ``map`` as vLLM from 0.26 on, ``array`` as before."""
-    return _encode([batch.ts, [_wire(form, event) for event in batch.events], batch.rank])
-
-
-def _wire(form: Form, event: Event) -> Any:
-    mapped = form == "map"
-    if isinstance(event, Stored):
-        return _wire_stored(event, mapped=mapped)
-    if isinstance(event, Removed):
-        removed: Callable[..., Any] = RemovedMap if mapped else RemovedArray
-        return removed(event.hashes, *_wire_medium(event.medium, event.group))
-    return ClearedMap() if mapped else ClearedArray()
-
-
-def _wire_medium(medium: str, group: int | None) -> tuple[str, int | None, str | None]:
-    """Return medium, group and locality, as a removal has them."""
-    return (STORAGE, group, "REMOTE") if medium == SHARED else (medium, group, None)
-
-
-def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
-    medium, _, locality = _wire_medium(event.medium, event.group)
-    always = {
-        "block_hashes": event.hashes,
-        "parent_block_hash": event.parent,
-        "token_ids": event.token_ids,
-        "block_size": event.block_size,
-        "lora_id": None if event.lora is None else 1,
-        "medium": medium,
-        "lora_name": event.lora,
-    }
-    optional = {
-        "extra_keys": write_extra_keys(
-            len(event.hashes), event.lora, event.salt, event.opaque_from, event.media, event.block_size
-        ),
-        "group_idx": event.group,
-        "kv_cache_spec_kind": event.kind,
-        "kv_cache_spec_sliding_window": event.window,
-        "locality": locality,
-        "ownership": None,
-        "session_id": event.session,
-    }
-    if mapped:
-        given = {key: value for key, value in optional.items() if value is not None}
-        return {"type": "BlockStored", **always, **given}
-    return ["BlockStored", *always.values(), *optional.values()]

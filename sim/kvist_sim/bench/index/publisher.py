@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import zmq
 
-from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed, Stored, encode
+from kvist_epp.engines.vllm.event_encoder import encode
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed, Stored
 from kvist_sim.bench.index.data import BLOCK_SIZE, EVENT_BLOCKS
 
 TOKENS: Final = 30_000

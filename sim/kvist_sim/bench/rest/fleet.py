@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import zmq
 
-from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed, Stored, encode
+from kvist_epp.engines.vllm.event_encoder import encode
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed, Stored
 from kvist_epp.prompt.model import Model
 from kvist_sim import model as model_files
 from kvist_sim.bench.harness.upstream import ANSWER, Upstream, answer

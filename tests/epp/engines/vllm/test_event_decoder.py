@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.epp.engines.vllm.test_kv_events import stored_map
 
 from kvist_epp.engines.vllm.event_decoder import EventDecoder
-from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Event, Form, Removed, Stored, decode, encode
+from kvist_epp.engines.vllm.event_encoder import Form, encode
+from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Event, Removed, Stored, decode
 from kvist_epp.errors import EventError
 
 pack = msgspec.msgpack.encode
@@ -87,6 +88,26 @@ def test_a_vocabulary_changes_no_event(batch: Batch, form: Form) -> None:
     assert (found.ts, found.rank, found.unknown, found.malformed) == (plain.ts, plain.rank, 0, 0)
     counted = sum(event.events for event in found.events if isinstance(event, Removed))
     assert counted == sum(isinstance(event, Removed) for event in plain.events)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_tokens_behind_blocks_are_read_alike(blocks: int, form: str) -> None:
+    """With a vocabulary, as bytes or as ids, blocks have the same tokens as without."""
+    tokens, behind = [5, 0, 70_000, 8][: 2 * blocks], [[70_000], [2]][-blocks:]
+    fields = stored_map(block_hashes=[1, 2][:blocks], token_ids=tokens, lookahead_token_ids=behind)
+    array = ["BlockStored", fields["block_hashes"], None, tokens, 2, None, "GPU", *[None] * 8, behind]
+    payload = pack([0.0, [fields if form == "map" else array], 0])
+
+    [found], [plain] = DECODER.decode(payload).events, decode(payload).events
+    assert isinstance(found, Stored)
+    assert isinstance(plain, Stored)
+    if found.pieces is not None:
+        found = msgspec.structs.replace(
+            found, token_ids=DECODER.ids(found.pieces), head=DECODER.ids(found.head), pieces=None
+        )
+    assert found == plain
+    assert plain.head == [5]
 
 
 def test_bytes_are_read_in_place_of_ids() -> None:

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvist_epp.engines.vllm.event_encoder import Form, encode
 from kvist_epp.engines.vllm.extra_keys import Media, read_extra_keys
-from kvist_epp.engines.vllm.kv_events import (
-    Batch,
-    Cleared,
-    Form,
-    Removed,
-    Stored,
-    decode,
-    encode,
-    rank_of,
-)
+from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Removed, Stored, decode, rank_of
 from kvist_epp.errors import EventError
 
 pack = msgspec.msgpack.encode
@@ -118,10 +110,52 @@ def test_positional_events_are_read_at_every_age() -> None:
 
 def test_unknown_keys_and_longer_arrays_are_ignored() -> None:
     """Unknown keys and additional elements, as newer engines may send, are ignored."""
-    newer = stored_map(lookahead_token_ids=[[9]], locality="LOCAL", ownership="x", brand_new={"a": 1})
-    longer = ["BlockStored", [1], None, [7, 8], 2, None, "GPU", None, *[None] * 7, [[9]], "more"]
+    newer = stored_map(locality="LOCAL", ownership="x", brand_new={"a": 1})
+    longer = ["BlockStored", [1], None, [7, 8], 2, None, "GPU", None, *[None] * 8, "more"]
 
     assert [only(newer), only(longer)] == [PLAIN, PLAIN]
+
+
+BEHIND: dict[str, Any] = {
+    "block_hashes": [1, 2],
+    "token_ids": [1, 2, 3, 4, 5, 6],
+    "block_size": 3,
+    "lookahead_token_ids": [[4, 5], [7, 8]],
+}
+"""Two blocks whose hashes cover two tokens behind each, as engines with drafts have them."""
+
+
+def test_blocks_are_the_tokens_that_their_hashes_cover_last() -> None:
+    """With tokens behind blocks, each block is as much later; a prompt's first ones stand in front."""
+    array = ["BlockStored", [1, 2], None, [1, 2, 3, 4, 5, 6], 3, None, "GPU", None, *[None] * 7]
+    for event in (only(stored_map(**BEHIND)), only([*array, [[4, 5], [7, 8]]])):
+        assert (event.head, event.token_ids, event.tokens) == ([1, 2], [3, 4, 5, 6, 7, 8], 6)
+        first, second = event.slice(0, 1), event.slice(1, 2)
+        assert (first.head, first.token_ids, first.parent) == ([1, 2], [3, 4, 5], None)
+        assert (second.head, second.token_ids, second.parent) == ([], [6, 7, 8], 1)
+    further = only(stored_map(**BEHIND, parent_block_hash=9))
+    assert (further.head, further.token_ids) == ([], [3, 4, 5, 6, 7, 8])
+
+
+def test_media_behind_a_block_are_in_it() -> None:
+    """A medium that begins in the tokens behind a block is a part of its text, and of no other's."""
+    keys = [[["late", 2], ["behind", 4]], [["behind", 1], ["last", 4]]]
+    event = only(stored_map(**BEHIND, parent_block_hash=9, extra_keys=keys))
+    assert (event.media, event.opaque_from) == (((0, "late"), (2, "behind"), (5, "last")), None)
+    assert only(stored_map(**BEHIND, extra_keys=[[["early", 1]], None])).opaque_from == 0
+
+
+@pytest.mark.parametrize("behind", [[[4, 5]], [[4, 5], [7]], [[4, 5, 6, 7], [7, 8, 9, 10]]])
+def test_tokens_behind_blocks_that_do_not_match_them_are_refused(behind: list[list[int]]) -> None:
+    """An event is refused if it is not known which text a hash names; others of the batch stand."""
+    batch = decode(pack([1.0, [stored_map(**BEHIND | {"lookahead_token_ids": behind}), stored_map()], 0]))
+    assert (batch.events, batch.malformed) == ([PLAIN], 1)
+
+
+def test_tokens_behind_blocks_of_a_group_with_a_window_cost_no_event() -> None:
+    """Such events leave blocks out, but their hashes count."""
+    event = only(stored_map(**BEHIND | {"block_hashes": [2], "lookahead_token_ids": [[7, 8]]}))
+    assert (event.hashes, event.token_ids, event.head) == ([2], [1, 2, 3, 4, 5, 6], [])
 
 
 @pytest.mark.parametrize("batch", [[1.0, []], [1, [], None], [1.0, [], 3, "more"]])
