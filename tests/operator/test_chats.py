@@ -24,6 +24,10 @@ TEXT = "{{ messages[0].content }}"
         (["--reasoning-effort-map", '{"max":"high"}'], "reasoning_effort_map", '{"max":"high"}'),
         (["--anthropic-disabled-thinking-effort=low"], "anthropic_disabled_thinking_effort", "low"),
         (["--exclude-tools-when-tool-choice-none"], "exclude_tools_when_tool_choice_none", True),
+        (["--exclude-tools"], "exclude_tools_when_tool_choice_none", True),
+        (["--anthropic-disabled", "low"], "anthropic_disabled_thinking_effort", "low"),
+        (["--reasoning-effort-map", "null"], "reasoning_effort_map", ""),
+        (["--chat-template", "None"], "chat_template", ""),
         (["--no-exclude-tools-when-tool-choice-none"], "exclude_tools_when_tool_choice_none", False),
         (
             ["--default-chat-template-kwargs", '{"enable_thinking": false}'],

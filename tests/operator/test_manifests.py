@@ -308,7 +308,10 @@ def test_where_the_picker_finds_the_tokenizer(model: Json, picker: Json, claims:
         (HUB, ["--tokenizer=a/b", "--tokenizer-revision", "v2"], "hf://a/b@v2"),
         (HUB, ["--tokenizer-revision=v2"], "hf://Qwen/Qwen3-8B@v2"),
         (CLAIM, ["--tokenizer", "/model/small"], "/model/small"),
-        (HUB, ["--tokenizer", "/model/small"], "--tokenizer names a folder, /model/small, that it does not"),
+        (HUB | {"revision": "v1", "shape": IMAGE["shape"]}, ["--tokenizer", "a/b/"], "hf://a/b@v1"),
+        (HUB, ["--tokenizer-rev", "None", "--tokenizer", "None"], "hf://Qwen/Qwen3-8B"),
+        (CLAIM, ["--tokenizer=/model"], "/model"),
+        (HUB, ["--tokenizer", "/model/small"], "cannot read the engines' --tokenizer, /model/small"),
         (HUB, ["--tokenizer", "/etc/small"], "set spec.picker.tokenizer"),
     ],
 )

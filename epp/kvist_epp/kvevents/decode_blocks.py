@@ -75,7 +75,9 @@ class DecodeBlockTable:
         return None if block is None or block.state is DecodeBlockState.CREDITED else block
 
     def add(self, block: DecodeBlock) -> None:
-        """Add a block that is not in the table."""
+        """Add a block; one of the same hash, which meant another one, leaves the table."""
+        if (before := self._blocks.get(block.hash)) is not None:
+            self.remove(before)
         self._blocks[block.hash] = block
         if block.parent is not None:
             self._children.setdefault(block.parent, []).append(block.hash)
@@ -111,9 +113,11 @@ class DecodeBlockTable:
 
     def ancestors(self, block: DecodeBlock) -> Iterator[DecodeBlock]:
         """Yield the ancestors that are in the table and not in the index, nearest first."""
+        seen = {block.hash}  # an engine that names a block as its own ancestor must not hold up the others
         parent = self.uncredited(block.parent)
-        while parent is not None:
+        while parent is not None and parent.hash not in seen:
             yield parent
+            seen.add(parent.hash)
             parent = self.uncredited(parent.parent)
 
     def pending_chain(self, block: DecodeBlock, limit: int) -> list[DecodeBlock]:

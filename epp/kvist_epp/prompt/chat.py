@@ -41,7 +41,7 @@ def system_message(content: str | list[dict[str, Any]]) -> dict[str, Any]:
 
 
 MAX_MESSAGES: Final = 20_000
-"""Most messages of a chat that code writes, at some 6 us each."""
+"""Most messages of a chat that code writes, at some 6 us each, and most blocks of the Messages API."""
 _GROWTH: Final = 4
 _MAX_PROMPT: Final = 20_000_000
 """Characters: some four million tokens."""

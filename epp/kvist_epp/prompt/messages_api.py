@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.prompt.chat import UNREADABLE, UnrenderableError, system_message
+from kvist_epp.prompt.chat import MAX_MESSAGES, UNREADABLE, UnrenderableError, system_message
 from kvist_epp.prompt.request_types import (
     BILLING_HEADER,
     Chat,
@@ -70,8 +70,12 @@ def _messages_chat(sent: MessagesBody) -> Chat:
         chat.append(system_message(system))
     told = len(chat)
     changes: list[dict[str, Any]] = []
+    blocks = 0
     for message in sent.messages:
         content = message["content"]
+        blocks += 1 if isinstance(content, str) else len(content)
+        if blocks > MAX_MESSAGES:
+            raise UnrenderableError("work")
         if message["role"] != "system":
             _add_turn(chat, message["role"], content)
             continue
@@ -124,6 +128,8 @@ def _add_turn(messages: list[dict[str, Any]], role: str, content: str | list[dic
             _add_result(messages, block)
         else:
             _say(said, block)
+    if "reasoning" in said:
+        said["reasoning"] = "".join(said["reasoning"])
     parts = said.get("content")
     if parts is not None and len(parts) == 1 and parts[0]["type"] == "text":
         said["content"] = parts[0]["text"]
@@ -140,14 +146,16 @@ def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
         if block.get("source"):
             said.setdefault("content", []).append(_picture(block["source"]))
     elif kind == "thinking":
-        said["reasoning"] = said.get("reasoning", "") + block["thinking"]
+        said.setdefault("reasoning", []).append(block["thinking"])
     elif kind == "tool_use":
         arguments = _encoder.encode(block.get("input") or {}).decode()  # see Chat.parsed_arguments
         function = {"name": block["name"], "arguments": arguments}
         call = {"id": block["id"], "type": "function", "function": function}
         said.setdefault("tool_calls", []).append(call)
-    elif kind == "tool_result":
-        text = f"Tool result: {block.get('content') or ''}"
+    elif kind == "tool_result" and isinstance(block.get("content") or "", str):
+        text = (
+            f"Tool result: {block.get('content') or ''}"  # of a list, the engine shows Python's words for it
+        )
         said.setdefault("content", []).append({"type": "text", "text": text})
     elif kind not in ("redacted_thinking", "tool_reference"):
         raise UnrenderableError("shape")
@@ -158,7 +166,8 @@ def _add_result(messages: list[dict[str, Any]], block: dict[str, Any]) -> None:
     content = block.get("content") or ""
     items = [] if isinstance(content, str) else content
     texts = [item.get("text", "") for item in items if item.get("type") == "text"]
-    pictures = [_picture(item["source"]) for item in items if item.get("type") == "image"]
+    sources = [item["source"] for item in items if item.get("type") == "image"]
+    pictures = [_picture(one) for one in sources if one.get("type") != "url" or one.get("url")]
     names = [
         item.get("tool_name") or item.get("name") for item in items if item.get("type") == "tool_reference"
     ]
@@ -178,18 +187,25 @@ def _changed_tools(sent: msgspec.Raw, changes: list[dict[str, Any]]) -> list[dic
     """Return the tools that are left when all changes are made, as a template sees them; it sees one list."""
     tools = {tool["name"]: tool for tool in _tools_decoder.decode(sent or b"null") or []}
     removed: set[str] = set()
+    shown: set[str] = set()
     for block in changes:
         change = block["tool"]
         if change["type"] == "tool_definition":
             name = change["definition"]["name"]
             tools[name] = change["definition"]
+            shown.discard(name)
         else:
             name = change["name"]
-            tool = tools[name]
+            if name not in tools:
+                raise UnrenderableError("tool")
             if block["type"] == _ADDITION:
-                tools[name] = {**tool, "defer_loading": None}
+                shown.add(name)
         (removed.discard if block["type"] == _ADDITION else removed.add)(name)
-    left = [tool for name, tool in tools.items() if name not in removed]
+    left = [
+        {**tool, "defer_loading": None} if name in shown else tool
+        for name, tool in tools.items()
+        if name not in removed
+    ]
     return _schema_functions(left, len(sent))
 
 

@@ -4,7 +4,7 @@ Only the fields that decide the prompt, the root of the index or the cost are de
 skipped. A value of an unexpected type never refuses a request that the engine might accept: it is routed by
 load. Only requests that the engine would reject too are rejected: a body that is not JSON or names no model.
 
-The shapes are vLLM 0.32's (``vllm.entrypoints.openai``, ``.anthropic``, ``.scale_out``).
+The shapes are vLLM 0.33's (``vllm.entrypoints.openai``, ``.anthropic``, ``.scale_out``).
 """
 
 import json

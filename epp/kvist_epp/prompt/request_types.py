@@ -127,6 +127,7 @@ def variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any
         return {}
     merged = dict(given or {})
     if effort is not None:
-        merged["reasoning_effort"] = effort
+        if effort != "auto":  # which an engine's map may make of another; it is no value
+            merged["reasoning_effort"] = effort
         merged.setdefault("enable_thinking", effort != "none")
     return {name: value for name, value in merged.items() if value is not None and value != "auto"}

@@ -1,13 +1,14 @@
 """The picker's tokenizer and chat settings: from the model's source and the engines' flags. Pure."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
-from kvist_operator.extra_args import flag_names
+from kvist_operator.engine_version import engine_version
+from kvist_operator.extra_args import read_extra
 from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import MODEL_MOUNT
 from kvist_operator.spec.pool import OBJECT_STORES, Pool, Source
@@ -43,16 +44,19 @@ def tokenizer(pool: Pool, plan: Plan, site: Site) -> Tokenizer:
     if pool.picker.tokenizer:
         kind, location = split_source(pool.picker.tokenizer, "spec.picker.tokenizer")
         return _at(pool, kind, location, "")
-    given = dict(_given(pool.engine.extra_args, ("tokenizer", "tokenizer-revision")))
-    name, revision = given.get("tokenizer"), given.get("tokenizer-revision", "")
+    given = _given(pool)
+    name = given.get("tokenizer", "").rstrip("/")
+    revision = given.get("tokenizer-revision") or pool.model.revision  # vLLM's --revision is for both
     if name and re.fullmatch(LOCATIONS[Source.HUB], name):
         return _at(pool, Source.HUB, name, revision)
-    found = _of_model(pool, site, revision or pool.model.revision)
+    found = _of_model(pool, site, revision)
     if not name:
         return found
-    if found.mount is not None and name.startswith(f"{MODEL_MOUNT}/"):
+    if found.mount is not None and f"{name}/".startswith(f"{MODEL_MOUNT}/"):
         return replace(found, model=name)
-    return _without(f"the engines' --tokenizer names a folder, {name}, that it does not have")
+    return _without(
+        f"it cannot read the engines' --tokenizer, {name}: neither a name on the hub nor below {MODEL_MOUNT}"
+    )
 
 
 def _of_model(pool: Pool, site: Site, revision: str) -> Tokenizer:
@@ -96,9 +100,10 @@ FLAGS: Final[Mapping[str, str]] = {
     "anthropic-disabled-thinking-effort": "anthropic_disabled_thinking_effort",
 }
 """Engine's flag → the picker's setting of the same meaning."""
-_HIDING: Final = "exclude-tools-when-tool-choice-none"
-SWITCHES: Final[Mapping[str, bool]] = {_HIDING: True, f"no-{_HIDING}": False}
-"""Flag without a value → whether engines leave out tools that a request forbids to call."""
+SWITCH: Final = "exclude-tools-when-tool-choice-none"
+"""Flag without a value, and with the picker's setting of the same name."""
+_ABSENT: Final = ("", "None", "null")
+"""Values that say as much as no flag."""
 TEMPLATE: Final = "chat-template"
 UNREADABLE: Final = "ChatFlagUnreadable"
 JINJA: Final = frozenset("{}\n")
@@ -118,33 +123,42 @@ def chats(pool: Pool, found: Tokenizer) -> ChatFlags:
     """Return the values of flags in ``spec.engine.extraArgs``; the last of a name counts, as for vLLM."""
     if not found.model:
         return ChatFlags()
-    given = dict(_given(pool.engine.extra_args, FLAGS))
-    why = {flag: problem for flag, value in given.items() if (problem := _problem(flag, value, found))}
+    given = _given(pool)
+    why = {flag: problem for flag in FLAGS.keys() & given if (problem := _problem(flag, given[flag], found))}
     notes = (
         Note("Precise", UNREADABLE, f"spec.engine.extraArgs: --{flag} {text}") for flag, text in why.items()
     )
-    settings: dict[str, Any] = {FLAGS[flag]: value for flag, value in given.items() if flag not in why}
-    for _, name in flag_names(pool.engine.extra_args):
-        if name in SWITCHES:
-            settings["exclude_tools_when_tool_choice_none"] = SWITCHES[name]
+    settings: dict[str, Any] = {
+        FLAGS[flag]: given[flag] for flag in FLAGS if flag in given and flag not in why
+    }
+    if SWITCH in given:
+        settings[SWITCH.replace("-", "_")] = given[SWITCH] == _ON
     return ChatFlags(settings, tuple(notes))
 
 
-def _given(words: Sequence[str], names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the flags of these names with their values; an empty value for a flag with a dotted key."""
-    for at, name in flag_names(words):
-        if name not in names:
-            continue
-        flag, equals, value = words[at].partition("=")
-        if "." in flag:
-            yield name, ""
-        else:
-            yield name, value if equals else "".join(words[at + 1 : at + 2])
+_ON: Final = "on"
+_KEYS: Final = "keys"
+"""Values of a switch, and of a flag whose JSON is given key by key, which the picker cannot read."""
+
+
+def _given(pool: Pool) -> dict[str, str]:
+    """Return the flags in ``spec.engine.extraArgs`` with their values, as vLLM reads them: a flag's beginning
+    is enough, and some values mean none."""
+    version = engine_version(pool.engine.image, pool.engine.version)
+    found: dict[str, str] = {}
+    for each in read_extra(pool.engine.extra_args, version):
+        if each.key:
+            found[each.name] = _KEYS
+        elif each.flag is not None and each.flag.kind == "switch":
+            found[each.name] = _ON if each.on else ""
+        elif (value := "".join(each.values[-1:])) not in _ABSENT:
+            found[each.name] = value
+    return found
 
 
 def _problem(flag: str, value: str, found: Tokenizer) -> str:
     """Return why the picker cannot read it, and the remedy; empty when it can."""
-    if not value:
+    if value == _KEYS:
         return "is written in a form that the picker cannot read: give its value as one word, JSON included"
     if flag != TEMPLATE:
         settings: dict[str, Any] = {FLAGS[flag]: value}

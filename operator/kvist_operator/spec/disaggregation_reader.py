@@ -30,7 +30,10 @@ COMMON_FLAGS: Final = frozenset(
         *("disable-hybrid-kv-cache-manager", "no-disable-hybrid-kv-cache-manager", "disable-sliding-window"),
         *("kv-cache-dtype-skip-layers", "kv-transfer-config", "prefix-caching-hash-algo"),
         *("mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode"),
-        *("prefix-match-unit", "tokenizer", "tokenizer-mode", "chat-template", "enable-lora"),
+        *("prefix-match-unit", "tokenizer", "tokenizer-revision", "tokenizer-mode", "enable-lora"),
+        *("chat-template", "chat-template-content-format", "default-chat-template-kwargs"),
+        *("reasoning-effort-map", "anthropic-disabled-thinking-effort"),
+        "exclude-tools-when-tool-choice-none",
     )
 )
 """Flags in which both roles have to agree: those behind the hash of NIXL's handshake

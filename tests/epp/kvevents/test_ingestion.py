@@ -255,6 +255,28 @@ def test_an_orphan_that_was_removed_meanwhile_is_not_learned() -> None:
     assert engine.tokens(PROMPT + b"ccccdddd") == 12
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 3), st.none() | st.integers(1, 3), st.sampled_from(["s", "t"]), st.booleans()
+        ),
+        max_size=8,
+    )
+)
+def test_blocks_that_are_their_own_ancestors_do_no_harm(
+    events: list[tuple[int, int | None, str, bool]],
+) -> None:
+    """An engine that gives the same hash to several blocks, also to a block and its parent, ends nothing."""
+    engine = Learning()
+    for name, parent, session, removes in events:
+        engine.send(stored([name], parent, b"%c" % (96 + name) * SIZE, session))
+        if removes:
+            engine.send(Removed(hashes=[name]))
+        else:
+            engine.settle()
+    engine.settle()
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30))
 def test_the_quarantine_gives_back_what_it_took_once(moves: list[tuple[int, int]]) -> None:
     """Whatever comes and goes, every orphan leaves once, by its parent, which may be named twice, or at the

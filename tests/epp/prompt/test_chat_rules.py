@@ -96,6 +96,13 @@ def test_the_effort_for_thinking_that_is_off_can_be_set(home: str) -> None:
     assert prompt(home, ChatRules(efforts={"none": "minimal"}), MESSAGES, **OFF) == "minimal|True|0"
 
 
+def test_an_effort_that_becomes_automatic_is_none(home: str) -> None:
+    """The effort of the request's variables counts then, and thinking stays on."""
+    rules = ChatRules(efforts={"medium": "auto"})
+    told: dict[str, Any] = {"chat_template_kwargs": {"reasoning_effort": "low"}}
+    assert prompt(home, rules, CHAT, reasoning_effort="medium", **told) == "low|True|0"
+
+
 def test_a_chat_that_no_rule_changes_is_the_same_object() -> None:
     """Nearly all requests are: nothing is made for them."""
     chat = parse(

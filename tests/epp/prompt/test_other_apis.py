@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvist_epp.prompt.chat import UnrenderableError, template_messages, with_system_first
+from kvist_epp.prompt.chat import MAX_MESSAGES, UnrenderableError, template_messages, with_system_first
 from kvist_epp.prompt.request import Chat, Kind, parse
 from kvist_epp.prompt.template import Template
 
@@ -193,11 +193,33 @@ def test_what_a_result_holds_besides_texts_becomes_messages_of_its_own() -> None
 
 
 def test_a_result_in_an_answer_is_a_text_of_it() -> None:
-    """Engines print what it holds."""
-    result = {"type": "tool_result", "content": [{"type": "text", "text": "it's"}]}
+    """Engines print what it holds: a text, or Python's words for a list, which are not rendered here."""
+    result: dict[str, Any] = {"type": "tool_result", "content": "it's"}
     chat = ask(MESSAGES, messages=[{"role": "assistant", "content": [result]}]).chat
-    shown = """Tool result: [{'type': 'text', 'text': "it's"}]"""
-    assert chat.messages == [{"role": "assistant", "content": shown}]
+    assert chat.messages == [{"role": "assistant", "content": "Tool result: it's"}]
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "it's"}]}
+    assert ask(MESSAGES, messages=[{"role": "assistant", "content": [result]}]).chat.refusal
+
+
+def test_a_picture_without_an_address_is_none() -> None:
+    """Engines leave out pictures of results whose URL is empty."""
+    empty = [{"type": "image", "source": source} for source in ({"type": "url"}, {"type": "url", "url": ""})]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a"}, *empty]}
+    chat = ask(MESSAGES, messages=[{"role": "user", "content": [result]}]).chat
+    assert chat.messages == [{"role": "tool", "tool_call_id": "c", "content": "a"}]
+
+
+def test_thoughts_of_an_answer_are_one_text() -> None:
+    """However many parts it has."""
+    thoughts = [{"type": "thinking", "thinking": part} for part in ("a", "", "b")]
+    chat = ask(MESSAGES, messages=[USER, {"role": "assistant", "content": thoughts}]).chat
+    assert chat.messages[1] == {"role": "assistant", "reasoning": "ab"}
+
+
+def test_a_chat_of_very_many_blocks_is_not_rendered() -> None:
+    """Rendering takes too long for the only thread, so the chat is matched as it was sent."""
+    blocks = [{"type": "text", "text": "a"}] * (MAX_MESSAGES + 1)
+    assert ask(MESSAGES, messages=[{"role": "user", "content": blocks}]).chat.refusal
 
 
 @pytest.mark.parametrize(
@@ -208,6 +230,7 @@ def test_a_result_in_an_answer_is_a_text_of_it() -> None:
         ([("tool_removal", "h"), ("tool_addition", "h")], ["f", "h"]),
         ([("tool_addition", {"name": "g", "input_schema": SCHEMA})], ["f", "h", "g"]),
         ([("tool_removal", "f"), ("tool_removal", "h")], []),
+        ([("tool_addition", "f"), ("tool_addition", "f")], ["f", "h"]),
     ],
 )
 def test_a_template_sees_the_tools_that_are_left_at_the_end(
