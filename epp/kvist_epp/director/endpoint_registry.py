@@ -220,9 +220,12 @@ class EndpointRegistry(RequestListener):
         metrics.on_saved(cached, request.attempt.load.rate)
         request.saving_counted = True
         if request.index_compared:
-            if state.on_cache_truth(request.indexed_on_gpu, cached, now):
+            if state.on_cache_truth(request.indexed_on_gpu, cached, now, request.indexed_otherwise):
                 self.director.lookup.drops_last_block = True
                 logger.info("endpoint %s (%s) %s", state.endpoint.key, name, state.last_block)
+            if state.last_block.changes:
+                for publisher in state.member.publishers:
+                    self.director.index.drops_last_block(publisher, state.last_block.dropped)
             for medium, tokens in (request.indexed_lower or {}).items():
                 if medium in request.skipped_media:
                     continue

@@ -28,11 +28,16 @@ class EndpointState(Candidate):
     restarts: int = 0
     """Restarts of its engine that ``accuracy`` takes account of."""
 
-    def on_cache_truth(self, predicted: int, cached: int, now: float) -> bool:
+    def on_cache_truth(self, predicted: int, cached: int, now: float, otherwise: int | None = None) -> bool:
         """Compare the tokens that the index holds of a request on the GPU with those that its engine had;
-        return whether it is known since now that the engine computes last blocks again, or that it does
-        not."""
-        changed = self.last_block.on_cache_truth(predicted, cached, self.member.hit_block_size)
+        return whether it is known since now that the engine computes last blocks again, or that it does not.
+
+        ``otherwise``: see ``InFlightRequest.indexed_otherwise``.
+        """
+        last = self.last_block
+        if otherwise is None:
+            otherwise = last.otherwise(predicted, self.member.hit_block_size)
+        changed = last.on_cache_truth(predicted, cached, otherwise)
         self.member.drops_last_block = self.last_block.dropped  # also of a member that was made anew
         if changed and self.last_block.changes == 1:
             self.accuracy.on_engine_restart()  # the errors so far are explained

@@ -92,8 +92,9 @@ class RequestProgress:
         if request is not None and not isinstance(prompt, MediaPrompt):  # which waits to be learned from
             self._table.take_prompt(request)
         if request is not None and prompt is not None and not request.unindexed:
-            matches = self._index.match(request.root, prompt)
-            hit = self._lookup.usable(endpoint, matches, matches.of(self._index.publisher(source)))
+            matches, publisher = self._index.match(request.root, prompt), self._index.publisher(source)
+            hit = self._lookup.usable(endpoint, matches, matches.of(publisher))
+            request.indexed_otherwise = self._lookup.other_hit(publisher, request.root, prompt)
             before, request.indexed_lower = request.indexed_lower, hit.lower or None
             if before and hit.lower:
                 request.indexed_lower = before_promotion(before, hit.lower)

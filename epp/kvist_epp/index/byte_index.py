@@ -22,7 +22,7 @@ from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
 from kvist_epp.index.tree.removing import remove
 from kvist_epp.index.tree.segment import GPU, Root, Segment
 from kvist_epp.index.tree.storing import Storing
-from kvist_epp.index.tree.windows import WindowGroup, within_windows
+from kvist_epp.index.tree.windows import remove_window, store_window, within_windows
 
 __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
 
@@ -56,9 +56,10 @@ class Index:
         """Some engine has evicted a block from a medium other than its GPU's memory."""
 
     def __repr__(self) -> str:
-        forest = self._forest
-        publishers, hashes = len(self._presences), len(forest.nodes)
-        return f"<Index {publishers} publishers, {hashes} hashes, {forest.segments} segments>"
+        size = self.stats()
+        return (
+            f"<Index {size['publishers']} publishers, {size['hashes']} hashes, {size['segments']} segments>"
+        )
 
     def stats(self) -> dict[str, int]:
         """Sizes of the index; all but the publishers are 0 when nothing is held and ``sweep`` is done."""
@@ -90,7 +91,7 @@ class Index:
     def forget(self, publisher: int) -> None:
         """The publisher holds nothing any more: at once for matches; ``sweep`` gives the memory back."""
         who = self._presences[publisher]
-        self._presences[publisher] = Presence(who.name)
+        self._presences[publisher] = Presence(who.name, drops=who.drops)
         if who.bit:
             self._live &= ~who.bit
             self._windowed.pop(who.bit, None)
@@ -162,12 +163,19 @@ class Index:
             found = within_windows(found, self._windowed)
         return Matches(found, self._bits, self._publishers)
 
-    def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
-        """Yield each segment in which these publishers hold blocks, with the mask of the blocks that no other
-        publisher holds on any medium.
+    def has_windows(self, publisher: int) -> bool:
+        """Return whether its engine has groups with windows, so that a match ends where they allow."""
+        return bool(self._windowed) and self._presences[publisher].bit in self._windowed
 
-        The index may change meanwhile: each segment is yielded as it is at that moment.
-        """
+    def drops_last_block(self, publisher: int, drops: bool) -> bool:
+        """Set whether a match with windows ends before the last block (``last_block``); return what was."""
+        who = self._presences[publisher]
+        before, who.drops = who.drops, drops
+        return before
+
+    def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
+        """Yield each segment in which these publishers hold blocks, as it is at that moment, with the mask of
+        the blocks that no other publisher holds on any medium."""
         presences = [who for number in publishers if (who := self._presences.get(number))]
         own = 0
         for who in presences:
@@ -269,12 +277,8 @@ class Index:
         followed in the larger one.
         """
         who = self._with_bit(publisher)
-        window = who.windows.get(group)
-        if window is None or window.block_size < block_size:
-            window = who.windows[group] = WindowGroup(needed, block_size, whole=not who.restored)
-            self._windowed[who.bit] = who
-        if window.block_size == block_size:
-            window.add(hashes)
+        self._windowed[who.bit] = who
+        store_window(who, group, hashes, needed, block_size)
 
     def opaque(
         self,
@@ -377,11 +381,7 @@ class Index:
 
     def window_removed(self, publisher: int, group: int | None, hashes: Sequence[int]) -> bool:
         """A group with a window lost a copy of each of these blocks. Returns False for an unknown group."""
-        windows = self._presences[publisher].windows
-        window = None if group is None else windows.get(group)
-        if window is not None:
-            window.remove(hashes)
-        return window is not None
+        return remove_window(self._presences[publisher], group, hashes)
 
     def cleared(self, publisher: int, *, medium: str | None = GPU) -> None:
         """The engine dropped all it had on one medium; None: on all, which is ``forget``."""

@@ -62,6 +62,16 @@ def without_end(part: CachedPart, tokens: int) -> CachedPart | None:
     return CachedPart(left, size, lower, indexed, part.rank, elsewhere)
 
 
+def with_shorter_credit(part: CachedPart, tokens: int) -> CachedPart:
+    """Return what an endpoint holds with the last ``tokens`` less of what was sent there and is not in the
+    index yet."""
+    left = max(part.indexed, part.tokens - tokens)
+    if left >= part.tokens:
+        return part
+    lower = part.lower if left > part.indexed else part.indexed_lower or {}
+    return CachedPart(left, part.bytes * left // part.tokens, lower, part.indexed, part.rank, part.elsewhere)
+
+
 def summed(one: CachedPart, other: CachedPart) -> CachedPart:
     """Return what an endpoint holds of two prompts of one request."""
     return CachedPart(

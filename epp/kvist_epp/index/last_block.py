@@ -26,21 +26,26 @@ class LastBlock:
         """Whether the engine computes it again."""
         self.changes = 0
         """How often that has changed."""
-        self._seen: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        """Predicted minus true tokens, and true ones."""
+        self._seen: deque[tuple[bool, int]] = deque(maxlen=WINDOW)
+        """Whether the other habit explains the hit, and the tokens of it."""
 
     def __str__(self) -> str:
         how = "computes" if self.dropped else "no longer computes"
         return f"{how} the last block of each hit again, as engines with EAGLE or MTP drafts do"
 
-    def on_cache_truth(self, predicted: int, true: int, block_size: int) -> bool:
-        """Note the tokens that were predicted to be on the GPU, with what is known of the engine, and those
-        that it had; return whether something else is known of it now."""
-        if not (predicted or true):
+    def otherwise(self, predicted: int, block_size: int) -> int:
+        """Return what is predicted of an engine with the other habit, if nothing else ends its hits."""
+        return predicted + block_size if self.dropped else predicted - block_size
+
+    def on_cache_truth(self, predicted: int, true: int, otherwise: int) -> bool:
+        """Note the tokens that were predicted to be on the GPU, with what is known of the engine, those that
+        it had, and those that ``otherwise`` were predicted, if it had the other habit; return whether
+        something else is known of it now."""
+        if not (predicted or true) or otherwise == predicted:
             return False  # no hit, no last block
-        seen, short = self._seen, -block_size if self.dropped else block_size
-        seen.append((predicted - true, true))
-        off = [true for difference, true in seen if difference == short]
+        seen = self._seen
+        seen.append((true == otherwise, true))
+        off = [true for explained, true in seen if explained]
         # An engine that never has anything is wrong by one block, too, where prompts share no more than that.
         if len(seen) < LEAST or len(off) < SHARE * len(seen) or not any(off):
             return False

@@ -12,7 +12,14 @@ from typing import Final
 import msgspec
 
 from kvist_epp.index.byte_index import Index, Root
-from kvist_epp.index.cached_part import CachedPart, summed, with_moved, with_storage, without_end
+from kvist_epp.index.cached_part import (
+    CachedPart,
+    summed,
+    with_moved,
+    with_shorter_credit,
+    with_storage,
+    without_end,
+)
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import MISS, Hit, Matches
 from kvist_epp.index.tree.segment import Segment
@@ -143,8 +150,25 @@ class Lookup:
             shared, medium = self._shared(member.storage, number, matches)
             if shared.tokens > hit.tokens:
                 part = with_storage(part, shared, medium)
-        used = without_end(part, member.hit_block_size) if member.drops_last_block else part
+        used = without_end(part, member.hit_block_size) if self._drops(member) else part
         return MISS if used is None else Hit(used.tokens, used.bytes, used.lower)
+
+    def other_hit(self, publisher: int, root: Root, prompt: bytes) -> int | None:
+        """Return the tokens that a publisher would hold if it had the other habit (``last_block``); None: a
+        block less or more."""
+        if not self._index.has_windows(publisher):
+            return None
+        habit = self._index.drops_last_block(publisher, True)
+        self._index.drops_last_block(publisher, not habit)
+        try:
+            return self._index.match(root, prompt).of(publisher).tokens
+        finally:
+            self._index.drops_last_block(publisher, habit)
+
+    def _drops(self, member: Member) -> bool:
+        """Return whether the last block of its hits has to be left out; matches with windows end before
+        it."""
+        return member.drops_last_block and not any(map(self._index.has_windows, member.publishers))
 
     def _shared(self, name: str, number: int, matches: Matches) -> tuple[Hit, str]:
         """Return what a storage holds of a prompt, and its medium. LMCache gives whole blocks of its own."""
@@ -244,6 +268,9 @@ class Lookup:
         for key, part in list(hits.items()):
             member = self.members[key]
             if not member.drops_last_block:
+                continue
+            if not self._drops(member):
+                hits[key] = with_shorter_credit(part, member.hit_block_size)
                 continue
             case = (id(part), member.hit_block_size)
             if case != before:  # of a popular prompt, hundreds hold the same

@@ -133,6 +133,9 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """Media from which its body keeps the engine from loading: what they hold of it is no promise."""
     unindexed: bool = False
     """Its prompt is not known, or only as a plain text: ``indexed_tokens`` says nothing of it."""
+    indexed_otherwise: int | None = None
+    """``indexed_tokens`` if the endpoint computed the last block of hits again, or if it no longer did; None:
+    a block less or more."""
     index_compared: bool = False
     """``indexed_tokens`` is of the moment when the engine took the request up."""
     predicted_tokens: int = 0

@@ -26,6 +26,7 @@ class Presence:
         "bit",
         "copies",
         "counts",
+        "drops",
         "evicted",
         "name",
         "opaque",
@@ -52,10 +53,12 @@ class Presence:
     """Medium → hash → copies, of blocks that never match (media, embeddings, and all that follows them)."""
     windows: dict[int, WindowGroup]
     """KV cache groups with a window, by their number."""
+    drops: bool
+    """Its engine computes the last block of each hit again (``index.last_block``)."""
     restored: bool
     """Its beginning is in a snapshot of another replica, and not in events."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, drops: bool = False) -> None:
         self.name = name
         self.bit = 0
         self.counts = {}
@@ -65,6 +68,7 @@ class Presence:
         self.own = {}
         self.opaque = {}
         self.windows = {}
+        self.drops = drops
         self.restored = False
 
     def count(self, medium: str, change: int) -> None:

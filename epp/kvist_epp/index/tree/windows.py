@@ -6,6 +6,9 @@ prompt goes on, and layers with a state (Mamba) that of the last block. Engines 
 remove it sooner, so that such a group often lacks blocks that the first one has. vLLM uses the longest prefix
 at whose end every group has what it needs (``HybridKVCacheCoordinator.find_longest_cache_hit``, 0.33).
 
+With drafts of EAGLE or MTP an engine may compute the last block again (``index.last_block``). It leaves the
+block out first, and then looks for the prefix that the other groups allow.
+
 Example: a window needs two blocks; of a prompt A B C D E the first group holds all, the other one A, B and D.
 E is missing, so no hit ends there; C is missing, so none ends at D or at C: A B is the hit.
 """
@@ -75,6 +78,23 @@ class WindowGroup:
                 break
             length = first + names.index(missing)
         return length
+
+
+def store_window(who: Presence, group: int, names: Iterable[int], needed: int, block_size: int) -> None:
+    """Add blocks to a publisher's group with a window; see ``Index.window_stored``."""
+    window = who.windows.get(group)
+    if window is None or window.block_size < block_size:
+        window = who.windows[group] = WindowGroup(needed, block_size, whole=not who.restored)
+    if window.block_size == block_size:
+        window.add(names)
+
+
+def remove_window(who: Presence, group: int | None, names: Iterable[int]) -> bool:
+    """Remove blocks from a publisher's group with a window; return whether there is one."""
+    window = None if group is None else who.windows.get(group)
+    if window is not None:
+        window.remove(names)
+    return window is not None
 
 
 class _Path:
@@ -175,7 +195,7 @@ def _ends(bits: int, windowed: Mapping[int, Presence], segment: Segment, count: 
 
 def _length(who: Presence, path: _Path, block_size: int) -> int:
     """Return how many blocks of a path every group of a publisher allows."""
-    length, before = path.length, -1
+    length, before = path.length - who.drops, -1
     while length != before:
         before = length
         for window in who.windows.values():
