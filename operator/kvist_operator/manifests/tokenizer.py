@@ -124,7 +124,9 @@ def chats(pool: Pool, found: Tokenizer) -> ChatFlags:
     if not found.model:
         return ChatFlags()
     given = _given(pool)
-    why = {flag: problem for flag in FLAGS.keys() & given if (problem := _problem(flag, given[flag], found))}
+    why = {
+        flag: problem for flag in FLAGS if flag in given and (problem := _problem(flag, given[flag], found))
+    }
     notes = (
         Note("Precise", UNREADABLE, f"spec.engine.extraArgs: --{flag} {text}") for flag, text in why.items()
     )
