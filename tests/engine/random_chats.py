@@ -117,8 +117,8 @@ def _block_of_user(generator: random.Random) -> dict[str, Any]:
 def _block_of_assistant(generator: random.Random) -> dict[str, Any]:
     word = generator.choice(WORDS)
     kind = generator.choice(("text", "thinking", "tool_use", "tool_use", "tool_result"))
-    if kind == "tool_result":
-        return _block_of_user(generator)
+    if kind == "tool_result":  # lists are shown in Python's words, which are not rendered here
+        return {"type": kind, "tool_use_id": "call12345", "content": generator.choice((word, [], None))}
     if kind == "thinking":
         return {"type": kind, "thinking": word, "signature": "s"}
     if kind == "tool_use":

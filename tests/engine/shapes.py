@@ -370,9 +370,7 @@ MESSAGES: dict[str, Body] = {
             USER,
             {
                 "role": "assistant",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "c", "content": [text("it's"), text("b")]}
-                ],
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": "it's"}],
             },
             AGAIN,
         ]
