@@ -153,9 +153,8 @@ def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
         call = {"id": block["id"], "type": "function", "function": function}
         said.setdefault("tool_calls", []).append(call)
     elif kind == "tool_result" and isinstance(block.get("content") or "", str):
-        text = (
-            f"Tool result: {block.get('content') or ''}"  # of a list, the engine shows Python's words for it
-        )
+        # of a list, the engine shows Python's words for it, which take long for a deep one
+        text = f"Tool result: {block.get('content') or ''}"
         said.setdefault("content", []).append({"type": "text", "text": text})
     elif kind not in ("redacted_thinking", "tool_reference"):
         raise UnrenderableError("shape")
