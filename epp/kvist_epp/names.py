@@ -131,6 +131,9 @@ SHARED_MEDIUM: Final = "SHARED"
 LMCACHE_MEDIUM: Final = "LMCACHE"
 """The picker's name of servers of LMCache."""
 
+THINKING_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+"""Efforts to think that a request of the Messages API may name."""
+
 POOL_GROUP: Final = "inference.networking.k8s.io"
 OWN_GROUP: Final = "kvist.dev"
 POOL_GROUPS: Final = (POOL_GROUP, OWN_GROUP)

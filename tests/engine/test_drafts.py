@@ -20,6 +20,15 @@ UNSETTLED = 2
 block may join the text that follows, which shows once that text fills a block (decision 1)."""
 
 
+def draft_flags(draft: Path, *, look_ahead: bool = True) -> tuple[str, ...]:
+    """The flags of an engine with this draft model; ``look_ahead`` False: its hashes are those before vLLM
+    0.33."""
+    drafts: dict[str, object] = {"method": "eagle", "model": str(draft), "num_speculative_tokens": 2}
+    if not look_ahead:
+        drafts["disable_lookahead_block_hashes"] = True
+    return ("--speculative-config", json.dumps(drafts))
+
+
 class PoolWithDrafts(Pool):
     """``Pool`` with a draft model."""
 
@@ -27,8 +36,7 @@ class PoolWithDrafts(Pool):
         return tiny.with_drafts(tiny.build("chatml", self._folder / "model"), self._folder / "draft")
 
     def _engine(self, number: int, ports: tuple[int, ...] = ()) -> VllmEngine:
-        drafts = {"method": "eagle", "model": str(self._folder / "draft"), "num_speculative_tokens": 2}
-        flags = ("--speculative-config", json.dumps(drafts), "--max-model-len", "4096")
+        flags = (*draft_flags(self._folder / "draft"), "--max-model-len", "4096")
         return VllmEngine(self.model, *flags, ports=ports, environment=self._environment())
 
     def _environment(self) -> dict[str, str]:

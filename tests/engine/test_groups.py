@@ -8,6 +8,7 @@ import pytest
 from tests.engine import install, tiny
 from tests.engine.mix import Mix
 from tests.engine.pool import Pool
+from tests.engine.test_drafts import draft_flags
 from tests.engine.test_main_path import error, one_by_one, report
 from tests.engine.vllm import VllmEngine
 
@@ -37,21 +38,14 @@ class PoolWithoutModel(Pool):
         return VllmEngine(self.model, *flags, *more, ports=ports, environment=environment)
 
 
-class PoolWithDrafts(PoolWithoutModel):
+class PoolOfDraftsAlone(PoolWithoutModel):
     """``PoolWithoutModel`` whose engines compute the last block of each hit again."""
+
+    def __init__(self, folder: Path, layers: Sequence[str | int]) -> None:
+        super().__init__(folder, layers, *draft_flags(folder / "draft", look_ahead=False))
 
     def _build_model(self) -> Path:
         return tiny.with_drafts(super()._build_model(), self._folder / "draft")
-
-    def _engine(self, number: int, ports: tuple[int, ...] = ()) -> VllmEngine:
-        drafts = {
-            "method": "eagle",
-            "model": str(self._folder / "draft"),
-            "num_speculative_tokens": 2,
-            "disable_lookahead_block_hashes": True,
-        }
-        self._flags = ("--speculative-config", json.dumps(drafts))
-        return super()._engine(number, ports)
 
 
 @pytest.mark.parametrize("layers", [("full", "draft", *STATES[1:]), ("full", "draft", 256, 256)])
@@ -60,7 +54,7 @@ async def test_hits_of_such_models_with_drafts_are_predicted(
 ) -> None:
     """150 mixed requests: the engine leaves the last block out before it looks where states or windows allow
     a hit to end, which is recognised; the later half of the predictions is off by little."""
-    async with PoolWithDrafts(tmp_path, layers) as pool:
+    async with PoolOfDraftsAlone(tmp_path, layers) as pool:
         outcomes = await one_by_one(pool, Mix(1, "m"), 150)
         report("with drafts", outcomes)
 

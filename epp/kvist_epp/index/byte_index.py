@@ -165,7 +165,7 @@ class Index:
 
     def has_windows(self, publisher: int) -> bool:
         """Return whether its engine has groups with windows, so that a match ends where they allow."""
-        return bool(self._windowed) and self._presences[publisher].bit in self._windowed
+        return self._presences[publisher].bit in self._windowed
 
     def drops_last_block(self, publisher: int, drops: bool) -> bool:
         """Set whether a match with windows ends before the last block (``last_block``); return what was."""

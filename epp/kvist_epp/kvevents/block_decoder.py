@@ -43,13 +43,13 @@ class BlockDecoder:
         if event.media:
             self._mark_media(found[0], event)
         if event.head and found[0]:
-            head = self.head(event)
+            head = self._head(event)
             if head is None:
                 return [], False
             found[0][0] = head + found[0][0]
         return found
 
-    def head(self, event: Stored) -> bytes | None:
+    def _head(self, event: Stored) -> bytes | None:
         """Return the bytes of the tokens that precede an event's first block; None if one does not exist."""
         if event.pieces is not None:
             return b"".join(event.head)

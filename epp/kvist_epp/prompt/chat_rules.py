@@ -9,12 +9,11 @@ from typing import Final
 
 import msgspec
 
+from kvist_epp.names import THINKING_EFFORTS
 from kvist_epp.prompt.chat import UnrenderableError
 from kvist_epp.prompt.request_types import Chat, variables
 
 AUTO: Final = "auto"
-_THINKING: Final = ("low", "medium", "high", "xhigh", "max")
-"""Efforts of the Messages API, with which engines compare "none"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,8 @@ class ChatRules:
             effort = self.thinking_off
         if effort is not None:
             effort = self.efforts.get(effort, effort)
-        hide = chat.tools_unwanted and self.hide_unwanted_tools
-        if chat.items is not None and not self.hide_in_responses:
-            hide = False
+        shown_anyway = chat.items is not None and not self.hide_in_responses
+        hide = self.hide_unwanted_tools and chat.tools_unwanted and not shown_anyway
         if effort == chat.effort and not hide:
             return chat
         return msgspec.structs.replace(
@@ -65,7 +63,7 @@ class ChatRules:
                 return None
 
         off = rendered("none")
-        ignored = off is None or any(rendered(effort) == off for effort in _THINKING)
+        ignored = off is None or any(rendered(effort) == off for effort in THINKING_EFFORTS)
         return replace(self, thinking_off="low" if ignored else "none")
 
 

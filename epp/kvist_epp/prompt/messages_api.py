@@ -21,7 +21,7 @@ from kvist_epp.prompt.request_types import (
     text_or_none,
     variables,
 )
-from kvist_epp.prompt.tools import parse_tools, template_tools
+from kvist_epp.prompt.tools import parse_tools, sent_tools, template_tools
 
 
 class MessagesBody(msgspec.Struct):
@@ -184,7 +184,7 @@ def _picture(source: dict[str, Any]) -> dict[str, Any]:
 
 def _changed_tools(sent: msgspec.Raw, changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the tools that are left when all changes are made, as a template sees them; it sees one list."""
-    tools = {tool["name"]: tool for tool in _tools_decoder.decode(sent or b"null") or []}
+    tools = {tool["name"]: tool for tool in sent_tools(sent) or []}
     removed: set[str] = set()
     shown: set[str] = set()
     for block in changes:
@@ -239,4 +239,3 @@ _TOOL_CHANGES: Final = frozenset((_ADDITION, "tool_removal"))
 """Blocks of system messages that change the tools of the request."""
 _encoder: Final = msgspec.json.Encoder()
 _messages_decoder: Final = msgspec.json.Decoder(MessagesBody)
-_tools_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)

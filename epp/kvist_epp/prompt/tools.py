@@ -142,7 +142,7 @@ class KeptTools:
         if kept is not None:
             self._kept.move_to_end(key)
             return kept
-        sent = _decoder.decode(data) if data else None
+        sent = sent_tools(data)
         if sent is None:
             return None
         made = seen(sent, len(data))
@@ -154,6 +154,15 @@ class KeptTools:
             (gone, _), _ = self._kept.popitem(last=False)
             self._bytes -= _SET_BYTES + len(gone)
         return made
+
+
+def sent_tools(data: bytes | msgspec.Raw) -> list[dict[str, Any]] | None:
+    """Return the tools of a body as they were sent; None if they are absent or null.
+
+    Raises:
+        msgspec.DecodeError: not a list of objects.
+    """
+    return _decoder.decode(data) if data else None
 
 
 parse_tools: Final = KeptTools().parse

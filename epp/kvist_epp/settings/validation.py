@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from kvist_epp.errors import SettingsError
 from kvist_epp.flowcontrol.priorities import named_priorities
-from kvist_epp.names import POOL_GROUP
+from kvist_epp.names import POOL_GROUP, THINKING_EFFORTS
 from kvist_epp.settings.arguments import flags_of
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 PICKER: Final = "picker"
 MODEL_HEADER: Final = "model-header"
 ROLES: Final = (PICKER, MODEL_HEADER)
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS: Final = ("none", "minimal", *THINKING_EFFORTS)
 """Values of ``reasoning_effort`` that engines take."""
-THINKING_OFF: Final = ("auto", *(effort for effort in EFFORTS if effort != "minimal"))
+THINKING_OFF: Final = ("auto", "none", *THINKING_EFFORTS)
 """Efforts for thinking that a request of the Messages API switches off."""
 CONTENT_FORMATS: Final = ("auto", "string", "openai")
 GATEWAYS: Final = ("auto", "envoy", "other")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
 from kvist_operator.engine_version import engine_version
-from kvist_operator.extra_args import read_extra
+from kvist_operator.extra_args import ExtraFlag, read_extra
 from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import MODEL_MOUNT
 from kvist_operator.spec.pool import OBJECT_STORES, Pool, Source
@@ -45,8 +45,9 @@ def tokenizer(pool: Pool, plan: Plan, site: Site) -> Tokenizer:
         kind, location = split_source(pool.picker.tokenizer, "spec.picker.tokenizer")
         return _at(pool, kind, location, "")
     given = _given(pool)
-    name = given.get("tokenizer", "").rstrip("/")
-    revision = given.get("tokenizer-revision") or pool.model.revision  # vLLM's --revision is for both
+    name = _value(given.get("tokenizer")).rstrip("/")
+    # vLLM's --revision is that of both, unless the tokenizer has one
+    revision = _value(given.get("tokenizer-revision")) or pool.model.revision
     if name and re.fullmatch(LOCATIONS[Source.HUB], name):
         return _at(pool, Source.HUB, name, revision)
     found = _of_model(pool, site, revision)
@@ -124,46 +125,38 @@ def chats(pool: Pool, found: Tokenizer) -> ChatFlags:
     if not found.model:
         return ChatFlags()
     given = _given(pool)
-    why = {
-        flag: problem for flag in FLAGS if flag in given and (problem := _problem(flag, given[flag], found))
-    }
+    why = {flag: problem for flag in FLAGS if flag in given and (problem := _problem(given[flag], found))}
     notes = (
         Note("Precise", UNREADABLE, f"spec.engine.extraArgs: --{flag} {text}") for flag, text in why.items()
     )
     settings: dict[str, Any] = {
-        FLAGS[flag]: given[flag] for flag in FLAGS if flag in given and flag not in why
+        FLAGS[flag]: _value(given[flag]) for flag in FLAGS if flag in given and flag not in why
     }
     if SWITCH in given:
-        settings[SWITCH.replace("-", "_")] = given[SWITCH] == _ON
+        settings[SWITCH.replace("-", "_")] = given[SWITCH].on
     return ChatFlags(settings, tuple(notes))
 
 
-_ON: Final = "on"
-_KEYS: Final = "keys"
-"""Values of a switch, and of a flag whose JSON is given key by key, which the picker cannot read."""
-
-
-def _given(pool: Pool) -> dict[str, str]:
-    """Return the flags in ``spec.engine.extraArgs`` with their values, as vLLM reads them: a flag's beginning
-    is enough, and some values mean none."""
+def _given(pool: Pool) -> dict[str, ExtraFlag]:
+    """Return the flags in ``spec.engine.extraArgs`` by name, as vLLM reads them: a flag's beginning is
+    enough, and some values say as much as no flag."""
     version = engine_version(pool.engine.image, pool.engine.version)
-    found: dict[str, str] = {}
-    for each in read_extra(pool.engine.extra_args, version):
-        if each.key:
-            found[each.name] = _KEYS
-        elif each.flag is not None and each.flag.kind == "switch":
-            found[each.name] = _ON if each.on else ""
-        elif (value := "".join(each.values[-1:])) not in _ABSENT:
-            found[each.name] = value
-    return found
+    found = read_extra(pool.engine.extra_args, version)
+    return {each.name: each for each in found if each.key or not each.values or _value(each) not in _ABSENT}
 
 
-def _problem(flag: str, value: str, found: Tokenizer) -> str:
+def _value(flag: ExtraFlag | None) -> str:
+    """Return the value of a flag; empty without one, and where JSON is given key by key."""
+    return "" if flag is None or flag.key else "".join(flag.values[-1:])
+
+
+def _problem(flag: ExtraFlag, found: Tokenizer) -> str:
     """Return why the picker cannot read it, and the remedy; empty when it can."""
-    if value == _KEYS:
+    value = _value(flag)
+    if flag.key:
         return "is written in a form that the picker cannot read: give its value as one word, JSON included"
-    if flag != TEMPLATE:
-        settings: dict[str, Any] = {FLAGS[flag]: value}
+    if flag.name != TEMPLATE:
+        settings: dict[str, Any] = {FLAGS[flag.name]: value}
         try:
             Settings(**settings)  # raises what the picker itself would report
         except SettingsError as error:

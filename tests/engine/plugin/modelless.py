@@ -48,21 +48,11 @@ class Modelless(Executor):
     ) -> Any:
         """Return the answer of the only worker; of most methods there is nothing to say."""
         answer = getattr(self, f"_{method}", lambda *_given: None)
-        found = [answer(*args)]
-        if not non_block:
-            return found
-        future: Future[Any] = Future()
-        future.set_result(found)
-        return future
+        return _given([answer(*args)], non_block)
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Return a token for each request whose known tokens are all computed after this step."""
-        output = self._run(scheduler_output)
-        if not non_block:
-            return output
-        future: Future[Any] = Future()
-        future.set_result(output)
-        return future
+        return _given(self._run(scheduler_output), non_block)
 
     def compile_or_warm_up_model(self) -> None:
         """There is nothing to compile."""
@@ -119,3 +109,12 @@ class Modelless(Executor):
         for name in step.finished_req_ids:
             self._known.pop(name, None)
         return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, sampled)
+
+
+def _given(answer: Any, non_block: bool) -> Any:
+    """Return an answer as vLLM wants it: itself, or a future that has it."""
+    if not non_block:
+        return answer
+    future: Future[Any] = Future()
+    future.set_result(answer)
+    return future
