@@ -7,6 +7,7 @@ time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from math import inf
 
 from kvist_epp.director.answered_requests import AnsweredRequests
@@ -96,8 +97,6 @@ class Director(Dispatcher):
         self.ingestor: Ingestor | None = None
         self.candidates: tuple[Candidate, ...] = ()
         """The endpoints; replaced as a whole by ``set_endpoints``."""
-        self._table: CandidateTable | None = None
-        """Made of the endpoints by the next pick."""
         self.adapters: frozenset[str] = frozenset()
         self.partly_served: Mapping[str, tuple[str, ...]] = {}
         self.replica = replica or new_replica_id()
@@ -105,7 +104,7 @@ class Director(Dispatcher):
         self.request_count = 0
         """Requests and retries so far; makes ids, and has equal endpoints take turns."""
         self.policy = DEFAULT
-        self.cache_value, self.divergence = CacheValue(), DivergenceHistogram()
+        self.cache_value, self.divergence = stats = CacheValue(), DivergenceHistogram()
         self.recent_uses = RecentUses()
         self.progress = RequestProgress(
             index=index,
@@ -123,7 +122,6 @@ class Director(Dispatcher):
         self.decisions, self.splitter = decisions, splitter
         if decisions is not None:
             tracker.add_listener(decisions)
-        stats = (self.cache_value, self.divergence)
         self._answered = AnsweredRequests(metrics, log, lookup, *stats, tracer, decisions)
         self._by_prefix, self.max_endpoints = by_prefix, max_endpoints
         self.max_backlog = inf if limits is None else limits.max_backlog
@@ -143,7 +141,8 @@ class Director(Dispatcher):
 
     def set_endpoints(self, candidates: Iterable[Candidate], now: float) -> None:
         """Replace the endpoints."""
-        self.candidates, self._table = tuple(candidates), None
+        self.candidates = tuple(candidates)
+        vars(self).pop("candidate_table", None)
         settle_roles(self.candidates)
         if self.flow is not None:
             self.flow.on_pool_changed(now)
@@ -213,8 +212,7 @@ class Director(Dispatcher):
         """Account for a request that left the queue without being dispatched; see ``Dispatcher``."""
         context: RequestContext = request.context
         context.line.waited_ms = round((now - request.since) * 1000, 3)
-        self._answered.add_rejected(context, error, now)
-        self._answered.write()
+        self.reject(context, error, now)
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes, now: float) -> Explanation:
         """Return what ``offer`` would decide, without a trace of it. Raises PickError."""
@@ -308,12 +306,14 @@ class Director(Dispatcher):
             return None
         return FlowKey.for_endpoint(self.tracker.load(best.endpoint.key), best.uncached_tokens)
 
+    @cached_property
+    def candidate_table(self) -> CandidateTable:
+        """The endpoints as picks read them; made by the first pick after ``set_endpoints``."""
+        return CandidateTable(self.candidates, self.tracker.changed, record=self.decisions is not None)
+
     def choose(self, context: RequestContext, now: float) -> PickedEndpoints:
         """Return the endpoints of a request, best first. Raises NoEndpoints."""
-        if self._table is None:
-            record = self.decisions is not None
-            self._table = CandidateTable(self.candidates, self.tracker.changed, record=record)
-        picked = self._table.choose(
+        picked = self.candidate_table.choose(
             *(context.match.demand(self.recent_uses, now), context.subset),
             now=now,
             turn=context.turn,

@@ -127,6 +127,7 @@ class EndpointRegistry(RequestListener):
             decode_seconds=scrape.rates.decode_seconds,
             slots=scrape.slots(self.settings.max_num_seqs),
             kv_full_at=scrape.kv_full_at,
+            transfer_rate=scrape.transfer_rate.rate,
         )
         for request in tracker.reconcile(key, sample.running, sample.waiting, now, asked_at=scrape.asked_at):
             director.progress.on_ended(request, "reconciled", now)
@@ -138,7 +139,6 @@ class EndpointRegistry(RequestListener):
         unsettled = tracker.unsettled_hits(key, sample.running, sample.waiting, asked_at=scrape.asked_at)
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now, unsettled=unsettled)
         state.load.tier_rates = scrape.tier_speed.rates
-        state.load.transfer_rate = scrape.transfer_rate.rate
         if self.settings.skip_slow_tiers:
             state.load.limits_loads = bool(scrape.tier_speed.rates)
             director.limits_loads = director.limits_loads or state.load.limits_loads

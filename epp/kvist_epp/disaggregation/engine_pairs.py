@@ -9,13 +9,13 @@ Each data-parallel rank of an endpoint is an engine of its own for NIXL: it has 
 meets the ranks of other endpoints one by one."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvist_epp.disaggregation.partners import wanted_pairs
 from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.scheduling.leg_table import WarmPairs
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.scheduling.split_decision import WarmPairs
 
 REST_SECONDS: Final = (5.0, 60.0)
 """Shortest and longest time for which an endpoint whose leg 1 failed gets no other one; doubles each time."""
@@ -52,11 +52,9 @@ class EnginePairs:
         self._left: list[tuple[str, str]] | None = None
         """Those of them that are not; None: to be found again."""
 
-    def rested(self, candidates: Sequence[Candidate], now: float) -> Sequence[Candidate]:
-        """Return the candidates without those that failed a short while ago, if any did."""
-        if not self._resting:
-            return candidates
-        return [one for one in candidates if self._resting.get(one.endpoint.key, (0.0, 0.0))[0] <= now]
+    def resting(self, now: float) -> frozenset[str]:
+        """Return the keys of the endpoints that failed a short while ago."""
+        return frozenset([key for key, (until, _) in self._resting.items() if until > now])
 
     def on_prefilled(self, key: str, engine: str) -> None:
         """An endpoint has computed a prompt; ``engine``: the id that it gave, empty if it gave none."""

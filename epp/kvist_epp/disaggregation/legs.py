@@ -106,10 +106,9 @@ class Splitter:
     ) -> SplitDecision | Undecided:
         """Return the best pair of endpoints beside ``best``, whether it is chosen or not, if there is one."""
         return weigh(
-            self.pairs.rested(director.candidates, now),
+            director.candidate_table.legs().among(context.subset, self.pairs.resting(now)),
             context.match.demand(director.recent_uses, now),
             best,
-            context.subset,
             now=now,
             warm=None if self.sidecar else self.pairs.warm,
             max_backlog=director.max_backlog,

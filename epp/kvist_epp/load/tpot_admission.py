@@ -70,6 +70,14 @@ class AdmissionFigures(NamedTuple):
     """Seconds of prefill of the requests that wait in the picker for the endpoint."""
     first_done_at: float
     """When time alone adds a sequence, and these figures have to be read again after a ``drain``."""
+    target: float
+    """Seconds per token that are aimed at."""
+    token_seconds: float
+    """Of an undisturbed token (``TokenTime``) …"""
+    token_sequences: float
+    """… with so many sequences …"""
+    slowdown: float
+    """… by which they prolong it; 0: not learned."""
 
 
 class TpotAdmission:
@@ -269,7 +277,7 @@ class TpotAdmission:
         else:
             since = min(queued_at for queued_at, _ in islice(reversed(self.queued.values()), outweigh))
         free = inf if self._free is None else self._free
-        queued = self.queued_tokens / load.rate
+        queued, token = self.queued_tokens / load.rate, self.token_time
         return AdmissionFigures(
             self.prefill_share,
             self._allowance,
@@ -279,6 +287,10 @@ class TpotAdmission:
             since,
             queued,
             load.first_done_at,
+            self._target,
+            token.seconds,
+            token.sequences,
+            token.slowdown,
         )
 
     def seconds_until_admitted(self, tokens: int, rate: float, now: float) -> float:

@@ -183,10 +183,11 @@ class LoadTracker(RequestBooks):
         decode_seconds: float | None = None,
         slots: int | None = None,
         kv_full_at: int | None = None,
+        transfer_rate: float | None = None,
     ) -> None:
         """Store what scrapes show of an endpoint; None: nothing yet. Its own events know the rate better."""
         load = self.load(endpoint)
-        load.decode_seconds = decode_seconds
+        load.decode_seconds, load.transfer_rate = decode_seconds, transfer_rate
         load.slots, load.kv_full_at = slots, kv_full_at
         self.changed.add(load)
         if rate is not None and rate > 0 and load.rate_estimator.rate is None:
@@ -201,7 +202,7 @@ class LoadTracker(RequestBooks):
             load.assumed_stays = AssumedStays(load.attempts)
         load.stay.forget()
         # one lost report would keep a slot for minutes, so nothing is full without metrics
-        self.calibrate(endpoint, decode_seconds=load.decode_seconds)
+        self.calibrate(endpoint, decode_seconds=load.decode_seconds, transfer_rate=load.transfer_rate)
 
     def on_scrape(self, endpoint: str, sample: EngineSample, now: float) -> None:
         """Update the endpoint's time per output token from a scrape."""

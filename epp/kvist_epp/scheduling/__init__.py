@@ -10,6 +10,7 @@
 - ``split_decision``: whether another endpoint than the one that answers should compute a prompt.
 - ``split_record``: what is kept and shown of that decision.
 - ``leg_costs``: what either leg of such a request costs at an endpoint.
-- ``leg_columns``: the same at many endpoints, over columns.
+- ``leg_table``: the endpoints that may take a leg, and the figures of many of them as columns.
+- ``leg_columns``: what legs cost at many endpoints, over columns.
 - ``pick``: which endpoints are eligible or full, and which is best.
 """

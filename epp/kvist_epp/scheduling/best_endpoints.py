@@ -51,27 +51,30 @@ def best_of_many(
     """Return what ``best_of_few`` returns, of arrays."""
     count = len(costs)
     costs = np.concatenate((costs[first:], costs[:first]))
-    least = costs[costs.argmin()]
-    tied = (costs <= least + near).nonzero()[0]
+    lowest = costs[costs.argmin()]
+    tied = (costs <= lowest + near).nonzero()[0]
     # running requests are whole numbers, and costs of a tie differ by less than 1
-    keys = running[(tied + first) % count] + (costs[tied] - least)
+    keys = running[(tied + first) % count] + (costs[tied] - lowest)
     if full is None:
-        found = _least(keys, tied, limit)
+        found = least(keys, tied, limit)
         if len(found) < limit:
             costs[tied] = inf
-            found += _least(costs, None, limit - len(found))
+            found += least(costs, None, limit - len(found))
     else:
         full = np.concatenate((full[first:], full[:first]))
         costs[tied] = inf
-        found = _least(np.where(full[tied], inf, keys), tied, limit)
-        found += _least(np.where(full, inf, costs), None, limit - len(found))
-        found += _least(np.where(full[tied], keys, inf), tied, limit - len(found))
-        found += _least(np.where(full, costs, inf), None, limit - len(found))
+        found = least(np.where(full[tied], inf, keys), tied, limit)
+        found += least(np.where(full, inf, costs), None, limit - len(found))
+        found += least(np.where(full[tied], keys, inf), tied, limit - len(found))
+        found += least(np.where(full, costs, inf), None, limit - len(found))
     return [(at + first) % count for at in found]
 
 
-def _least(keys: Vector, places: NDArray[np.intp] | None, limit: int) -> list[int]:
-    """Return the places of the least keys, in order and without infinite ones; overwrites ``keys``."""
+def least(keys: Vector, places: NDArray[np.intp] | None, limit: int) -> list[int]:
+    """Return the places of the least keys, in order and without infinite ones; overwrites ``keys``.
+
+    ``places``: those that the keys belong to; None: they belong to all, in order.
+    """
     found: list[int] = []
     while len(found) < limit:
         at = int(keys.argmin())
@@ -88,13 +91,13 @@ def cheapest(costs: Vector, parts: NDArray[np.intp], number: int) -> list[int]:
     ``parts``: starts of at least ``number`` parts of the columns. Sorting their minima takes a fifth of the
     time that numpy needs to select from all.
     """
-    least = np.minimum.reduceat(costs, parts)
-    least.sort()
-    found = (costs <= least[number - 1]).nonzero()[0]
+    minima = np.minimum.reduceat(costs, parts)
+    minima.sort()
+    found = (costs <= minima[number - 1]).nonzero()[0]
     equal: list[int] = []
     if len(found) > 2 * number:  # many have the same cost, as in an idle pool
         equal = found[:number].tolist()
-        found = (costs < least[number - 1]).nonzero()[0]
+        found = (costs < minima[number - 1]).nonzero()[0]
         if len(found) > 2 * number:  # most of the least are in one part
             found = found[costs[found].argpartition(number)[:number]]
     return [*found.tolist(), *equal]

@@ -34,6 +34,7 @@ from kvist_epp.scheduling.cost import (
     terms_of_one,
     uncached_tokens,
 )
+from kvist_epp.scheduling.leg_table import LegTable
 from kvist_epp.scheduling.load_columns import LoadColumns
 from kvist_epp.scheduling.pick import (
     MAX_ENDPOINTS,
@@ -99,6 +100,7 @@ class CandidateTable:
             [one for one in candidates if not one.refusal], RecordedPool.of(candidates) if record else None
         )
         self._place_of_load = {one.load: at for at, one in enumerate(self._columns.candidates)}
+        self._legs: LegTable | None = None
         self._members: Callable[[tuple[str, ...]], _SubsetEndpoints] = lru_cache(_SUBSETS)(self._within)
 
     def choose(
@@ -142,10 +144,19 @@ class CandidateTable:
             None if columns.pool is None else RankingRecord.of(columns.pool, ranking, demand.tokens),
         )
 
+    def legs(self) -> LegTable:
+        """Return the endpoints that may take a leg, with the figures of now."""
+        if self._legs is None:
+            self._legs = LegTable(self._candidates)
+        self._copy_changed()
+        return self._legs
+
     def _copy_changed(self) -> None:
         for load in self._changed:
             if (place := self._place_of_load.get(load)) is not None:
                 self._columns.refresh(place)
+            if self._legs is not None:
+                self._legs.refresh(load)
         self._changed.clear()
 
     def _within(self, subset: tuple[str, ...]) -> "_SubsetEndpoints":

@@ -1,20 +1,22 @@
 """The costs of both legs at many endpoints at once, to find the few that ``split_decision`` compares. Pure.
 
 A ``LegCosts`` of each endpoint takes 14 us, which is 14 ms for a thousand. Here the same terms are columns;
-the endpoints that can be the best for one leg or for both become ``LegCosts``, whose figures decide and are
-shown. The formulas are those of ``leg_costs`` and ``cost`` (``docs/decisions/0066``).
+the endpoints that are the best for one leg or for both become ``LegCosts``, whose figures are shown. The
+formulas are those of ``leg_costs``, ``cost`` and ``split_decision`` (``docs/decisions/0066``).
 """
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import product
 from math import inf
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvist_epp.load.endpoint_load import DEFAULT_TRANSFER_RATE
-from kvist_epp.load.prefill_share import MEMORY_SECONDS, PrefillShare
+from kvist_epp.load.prefill_share import MEMORY_SECONDS
 from kvist_epp.load.tpot_admission import LEAST_SHARE, STEP_SECONDS
+from kvist_epp.scheduling.best_endpoints import least
 from kvist_epp.scheduling.cost import (
     CachedPrefix,
     Policy,
@@ -25,16 +27,17 @@ from kvist_epp.scheduling.cost import (
 from kvist_epp.scheduling.leg_costs import (
     DisaggregationPolicy,
     LegCosts,
-    decode_seconds,
     pressure,
-    seconds_per_sequence,
 )
-from kvist_epp.scheduling.pick import Candidate, Demand, cost_rows
+from kvist_epp.scheduling.leg_table import LegFigures, LegTable, Places, Vector, WarmPairs
+from kvist_epp.scheduling.pick import Demand, cost_rows
 from kvist_epp.scheduling.tier_price import price_tiers
-from kvist_epp.scheduling.tpot_columns import TpotColumns, uncached_of_all
+from kvist_epp.scheduling.tpot_columns import uncached_of_all
 
-Vector = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+PAIRED: Final = 4
+"""Of each set of compatible endpoints, the cheapest for either leg that are paired with each other, or each
+with so many that it has met."""
 
 
 class LegColumns:
@@ -42,51 +45,36 @@ class LegColumns:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        table: LegTable,
+        figures: LegFigures,
         demand: Demand,
         now: float,
         policy: Policy,
         rules: DisaggregationPolicy,
         max_backlog: float,
     ) -> None:
-        """``candidates``: those that may take a leg; drains the loads that have computed a prompt by now."""
-        self.candidates, self.demand, self.now = candidates, demand, now
+        """``figures``: those of the table, as of the last ``LegTable.drain``."""
+        self.table, self.figures, self.demand, self.now = table, figures, demand, now
         self.policy, self.rules, self.max_backlog = policy, rules, max_backlog
-        loads = self.loads = [candidate.load for candidate in candidates]
-        for load in loads:
-            if load.prefill_queue and load.first_done_at <= now:
-                load.drain(now)
-        self.rate = _column([load.rate for load in loads])
-        self.seconds = 1.0 / self.rate
-        self.backlog = _column([load.backlog_tokens for load in loads]) * self.seconds
-        """Seconds, as ``EndpointLoad.drain`` to ``now`` would leave them."""
-        if waiting := self.backlog.nonzero()[0].tolist():
-            since = _column([loads[at].drains_from for at in waiting]) - now
-            self.backlog[waiting] = np.clip(since + self.backlog[waiting], 0.0, self.backlog[waiting])
-        self.running = _column([load.running for load in loads])
-        ended = [max(load.unseen_requests, load.late_ends) for load in loads]
-        self.counted = np.maximum(0.0, self.running - _column(ended))
-        self.slots = _column([inf if load.slots is None else load.slots for load in loads])
-        self.kv_full_at = _column([inf if load.kv_full_at is None else load.kv_full_at for load in loads])
-        self.waiting = _column([len(load.prefill_queue) for load in loads])
-        self.transfer_rate = _column([load.transfer_rate or DEFAULT_TRANSFER_RATE for load in loads])
-        self.promised = _column([load.promised_tokens for load in loads])
-        self.receiving = np.maximum(0.0, _column([load.receives_until for load in loads]) - now)
-        self.share = PrefillShare.of_all([load.prefill_share for load in loads], now)
-        self.tpot = None if loads[0].tpot is None else TpotColumns.of(loads)  # of all endpoints, or of none
-        self.loading = np.zeros(len(loads))
+        self.count = len(table.candidates)
+        self.rate, self.seconds, self.running = figures.rate, figures.seconds, figures.running
+        self.slot, self.tpot = figures.slot, figures.tpot
+        self.backlog = figures.backlog_at(now)
+        self.share = figures.share_of_prompts(now)
+        self.loading = np.zeros(self.count)
         holders: dict[int, CachedPrefix] = {}
-        for at, candidate in enumerate(candidates):
-            if (hit := demand.hits.get(candidate.endpoint.key)) is None:
+        for key, hit in demand.hits.items():
+            if (at := table.place.get(key)) is None:
                 continue
             if hit.lower:
-                hit = price_tiers(loads[at], hit.tokens, hit.bytes, hit.lower, policy.load_rates, now)
+                load = table.candidates[at].load
+                hit = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates, now)
                 self.loading[at] = hit.loading
             holders[at] = hit
-        self.uncached = uncached_of_all(len(loads), demand.tokens, holders)
+        self.uncached = uncached_of_all(self.count, demand.tokens, holders)
         self.pool, self.part = pool_cost(
             float(self.running.mean()),
-            float((self.kv_full_at < inf).mean()),
+            float((figures.kv_full_at < inf).mean()),
             float(self.rate.mean()),
             int(self.uncached.min()),
             [hit.tokens for hit in holders.values()],
@@ -95,8 +83,10 @@ class LegColumns:
             policy,
         )
         self.own = self.pool.least_uncached + self.part * (self.uncached - self.pool.least_uncached)
-        self.answer_seconds = decode_seconds(candidates, rules)
-        self.per_sequence = seconds_per_sequence(loads)
+        slowest = float((figures.decode_seconds * table.decoders).max())
+        self.answer_seconds = slowest or rules.decode_seconds
+        """How long answers take (``leg_costs.decode_seconds``)."""
+        self.per_sequence = 0.0 if self.tpot is None else self.tpot.seconds_per_sequence()
 
     # Terms of the ordinary cost
 
@@ -109,23 +99,15 @@ class LegColumns:
         return found
 
     @cached_property
-    def slot(self) -> Vector:
-        """Seconds until a sequence slot is free."""
-        decode = _column([load.decode_seconds or 0.0 for load in self.loads])
-        with np.errstate(invalid="ignore"):  # of unknown, infinite slots
-            until = (self.running - self.slots + 1) * decode / self.slots
-        return np.where(self.running >= self.slots, until, 0.0)
-
-    @cached_property
     def tightness(self) -> Vector:
         """Factor by which prefill takes longer than on the mean endpoint."""
-        return np.ones(len(self.loads)) if self.tpot is None else self.tpot.tightness(self.policy)
+        return np.ones(self.count) if self.tpot is None else self.tpot.tightness(self.policy)
 
     @cached_property
     def deferred(self) -> Flags:
         """Whose TPOT target defers the prompt."""
         if self.tpot is None:
-            return np.zeros(len(self.loads), dtype=np.bool_)
+            return np.zeros(self.count, dtype=np.bool_)
         return self.tpot.deferred(self.uncached, self.seconds, self.backlog, self.now)
 
     @cached_property
@@ -139,15 +121,16 @@ class LegColumns:
     @cached_property
     def closed(self) -> Flags:
         """Whose batch, backlog or KV cache is full, or which has no blocks for the prompt."""
-        batch = self.counted >= _column([load.slot_limit for load in self.loads])
-        full: Flags = batch | (self.backlog > self.max_backlog) | (self.counted >= self.kv_full_at)
+        counted = self.figures.counted
+        full: Flags = (counted >= self.figures.slot_limit) | (counted >= self.figures.kv_full_at)
+        full |= self.backlog > self.max_backlog
         return full if self.tpot is None else full | self.tpot.no_room(self.uncached)
 
     @cached_property
     def deferral(self) -> Vector:
         """Seconds until the TPOT target lets an endpoint take up the prompt."""
         if self.tpot is None:
-            return np.zeros(len(self.loads))
+            return np.zeros(self.count)
         lacking = np.minimum(STEP_SECONDS, self.uncached * self.seconds) - self.tpot.allowance(self.now)
         until = (np.maximum(0.0, lacking) + self.tpot.queued_seconds) / self.tpot.prefill_share
         usual = self.policy.deferred_seconds * self.tightness
@@ -157,15 +140,13 @@ class LegColumns:
     def allowed(self) -> Vector:
         """Part of the time of each endpoint that prompts may take, with the sequences that it has now."""
         if self.tpot is None:
-            return np.ones(len(self.loads))
-        found = zip(self.loads, self.decoding.tolist(), strict=True)
-        shares = [load.tpot.share_with(number, self.per_sequence) for load, number in found if load.tpot]
-        return _column(shares)
+            return np.ones(self.count)
+        return self.tpot.share_with(self.decoding, self.per_sequence)
 
     @cached_property
     def decoding(self) -> Vector:
         """Sequences that decode."""
-        return np.maximum(0.0, self.running - self.waiting)
+        return np.maximum(0.0, self.running - self.figures.waiting)
 
     @cached_property
     def pressure(self) -> float:
@@ -209,47 +190,140 @@ class LegColumns:
 
     def _slow(self, share: Vector) -> Vector:
         allowed = np.where(self.allowed >= 1.0, self.rules.usual_share, self.allowed)
-        cube = (self._odds(share) / np.maximum(self._odds(allowed), 0.01)) ** 3
+        ratio = self._odds(share) / np.maximum(self._odds(allowed), 0.01)
+        cube = ratio * ratio * ratio  # ten times as fast as a power
         return cube / (1.0 + cube)
+
+    @cached_property
+    def decode(self) -> Vector:
+        """A little per sequence."""
+        return self.policy.running_seconds * self.running
 
     @cached_property
     def whole_cost(self) -> Vector:
         """Cost of both legs, by which endpoints for both are compared."""
         work = self.pool.price * self.own * self.seconds * self.tightness
-        decode = self.policy.running_seconds * self.running
         copy = self.pool.copy_seconds * (self.uncached - self.pool.least_uncached)
-        ordinary = self.wait + self.slot + work + self.loading + decode + self.eviction + copy
+        ordinary = self.wait + self.slot + work + self.loading + self.decode + self.eviction + copy
         found: Vector = ordinary + self.deferral + self.interference + self.opening
         return found
 
     @cached_property
+    def prefill_wait(self) -> Vector:
+        """Seconds until the prefill begins, loads from slower tiers included."""
+        return self.wait + self.slot + self.deferral + self.loading
+
+    @cached_property
     def prefill_cost(self) -> Vector:
         """Cost of the first leg."""
-        return self.wait + self.slot + self.deferral + self.loading + self.prefill_seconds + self.eviction
+        return self.prefill_wait + self.prefill_seconds + self.eviction
+
+    @cached_property
+    def queue_seconds(self) -> Vector:
+        """Seconds until what is on its way and what is promised has arrived."""
+        figures = self.figures
+        until: Vector = np.maximum(0.0, figures.receives_until - self.now)
+        return until + figures.promised / figures.transfer_rate
+
+    @cached_property
+    def transfer_seconds(self) -> Vector:
+        """Seconds of receiving what an endpoint does not hold of the prompt."""
+        return self.rules.leg_seconds + self.uncached / self.figures.transfer_rate
+
+    @cached_property
+    def room_seconds(self) -> Vector:
+        """Seconds until there are a slot and blocks for the request."""
+        if self.tpot is None:
+            return self.slot
+        return self.slot + self.tpot.no_room(self.uncached) * self.policy.deferred_seconds
 
     @cached_property
     def decode_cost(self) -> Vector:
         """Cost of the second leg, without its wait behind prompts."""
-        received = self.receiving + (self.promised + self.uncached) / self.transfer_rate
-        no_room = (
-            0.0 if self.tpot is None else self.tpot.no_room(self.uncached) * self.policy.deferred_seconds
-        )
-        decode = self.policy.running_seconds * self.running
-        fixed = self.rules.leg_seconds + self.slot + no_room + decode
-        return received + fixed + self.interference + self.opening
+        fixed = self.queue_seconds + self.transfer_seconds + self.room_seconds + self.decode
+        return fixed + self.interference + self.opening
 
-    def cheapest(self, costs: Vector, places: Sequence[int], number: int) -> list[int]:
-        """Return the ``number`` of these places with the least costs, those that are not closed first."""
-        if len(places) <= number:
-            return list(places)
-        at = np.array(places)
-        order = np.lexsort((costs[at], self.closed[at]))  # stable, as nsmallest is
-        return [places[n] for n in order[:number].tolist()]
+    def pair_cost(self, prefill: Places, decode: Places, cold: Flags) -> Vector:
+        """Return the costs of pairs, the sums of what ``split_decision`` shows of each.
 
-    def legs(self, places: Iterable[int]) -> list[LegCosts]:
-        """Return the costs at these places, in the order of the candidates."""
-        if not (chosen := [self.candidates[at] for at in sorted(places)]):
+        ``cold``: which of the pairs have not met.
+        """
+        handshake = self.rules.handshake_seconds * cold
+        computed = self.prefill_wait[prefill] + self.uncached[prefill] * self.seconds[prefill]
+        transfer = self.transfer_seconds[decode]
+        transfer += np.maximum(0.0, self.queue_seconds[decode] - computed)
+        transfer += handshake
+        waits = np.maximum(0.0, self.wait[decode] - (computed + transfer))
+        copy = self.policy.copy_seconds * self.uncached[decode] / max(1, self.demand.tokens)
+        answer = self.room_seconds + self.decode + self.interference + self.opening
+        found: Vector = self.prefill_cost[prefill] + transfer + waits + answer[decode] + copy
+        return found
+
+    # The best
+
+    def cheapest_whole(self) -> int | None:
+        """Return the place of the cheapest endpoint for both legs; None: all are full or defer the prompt."""
+        costs = np.where(self.closed | self.deferred | ~self.table.takers, inf, self.whole_cost)
+        at = int(costs.argmin())
+        return None if costs[at] == inf else at
+
+    def cheapest_pair(self, warm: WarmPairs | None) -> tuple[int, int] | None:
+        """Return the places of the cheapest pair for the two legs; None: there is none.
+
+        Pairs that have met come first, then those of which no endpoint is closed. The cheapest endpoints for
+        either leg are compared with each other and, if some of them have not met, each of them with the
+        cheapest that it has met.
+        """
+        pairs: list[tuple[int, int]] = []
+        for group in self.table.groups:
+            first = self._cheapest(self.prefill_cost, group.prefills)
+            second = self._cheapest(self.decode_cost, group.decodes)
+            here = list(product(first, second))
+            pairs += here
+            if warm is None or all(one == other or self._met((one, other), warm) for one, other in here):
+                continue
+            for one in first:
+                met = self._places(warm.decodes_of(self._key(one)), group.can_decode)
+                pairs += [(one, other) for other in self._cheapest(self.decode_cost, met)]
+            for other in second:
+                met = self._places(warm.prefills_of(self._key(other)), group.can_prefill)
+                pairs += [(one, other) for one in self._cheapest(self.prefill_cost, met)]
+        pairs = [(one, other) for one, other in pairs if one != other]
+        if not pairs:
+            return None
+        prefill, decode = np.array(pairs).T
+        cold = np.array([warm is not None and not self._met(pair, warm) for pair in pairs])
+        costs = self.pair_cost(prefill, decode, cold)
+        order = np.lexsort((costs, self.closed[prefill] | self.closed[decode], cold))
+        return pairs[int(order[0])]
+
+    def _cheapest(self, costs: Vector, places: Places) -> list[int]:
+        """Return the ``PAIRED`` of these places with the least costs, those that are not closed first."""
+        if len(places) <= PAIRED:
+            found: list[int] = places.tolist()
+            return found
+        costs, closed = costs[places], self.closed[places]
+        found = least(np.where(closed, inf, costs), places, PAIRED)
+        if len(found) < PAIRED:
+            found += least(np.where(closed, costs, inf), places, PAIRED - len(found))
+        return found
+
+    def _met(self, pair: tuple[int, int], warm: WarmPairs) -> bool:
+        return (self._key(pair[0]), self._key(pair[1])) in warm
+
+    def _key(self, at: int) -> str:
+        return self.table.candidates[at].endpoint.key
+
+    def _places(self, keys: Iterable[str], able: frozenset[int]) -> Places:
+        """Return the places of these endpoints that can take a leg, in order."""
+        known = {self.table.place.get(key) for key in keys}
+        return np.array(sorted(able.intersection(known)), np.intp)
+
+    def legs(self, places: Sequence[int]) -> list[LegCosts]:
+        """Return the costs at these places, as objects."""
+        if not places:
             return []
+        chosen = [self.table.candidates[at] for at in places]
         rows = cost_rows(chosen, self.demand, self.now, self.policy)
         complete(rows, self.pool, self.part, 0.0 if self.tpot is None else self.tpot.lean(self.policy))
         terms = zip(*terms_in(self.pool, rows, self.policy), strict=True)
@@ -261,7 +335,3 @@ class LegColumns:
             one.set_allowed(self.per_sequence)
             one.set_prices(self.answer_seconds, self.pressure)
         return found
-
-
-def _column(values: Sequence[float]) -> Vector:
-    return np.array(values, dtype=np.float64)

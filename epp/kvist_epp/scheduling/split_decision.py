@@ -13,16 +13,15 @@ this request. Both together make an endpoint with few sequences compute prompts,
 decode, where endpoints are fluid (role ``both``), in a ratio that follows the traffic.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import product
 from math import inf
-from typing import Final
 
 import msgspec
 
 from kvist_epp.scheduling.cost import DEFAULT, Policy, terms
-from kvist_epp.scheduling.leg_columns import LegColumns
+from kvist_epp.scheduling.leg_columns import PAIRED, LegColumns
 from kvist_epp.scheduling.leg_costs import (
     RULES,
     DisaggregationPolicy,
@@ -31,12 +30,8 @@ from kvist_epp.scheduling.leg_costs import (
     pressure,
     seconds_per_sequence,
 )
-from kvist_epp.scheduling.load_columns import FEW
-from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, allows, cost_rows
-
-PAIRED: Final = 4
-"""Of each set of compatible endpoints, the cheapest for either leg that are paired with each other, or each
-with so many that it has met."""
+from kvist_epp.scheduling.leg_table import LegTable, WarmPairs
+from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, cost_rows
 
 
 class SplitDecision(msgspec.Struct, frozen=True):
@@ -87,64 +82,31 @@ class Undecided(msgspec.Struct, frozen=True):
     """The endpoint for both legs."""
 
 
-class WarmPairs:
-    """Pairs of engines whose handshake is done; NIXL connects two engines at their first transfer."""
-
-    def __init__(self) -> None:
-        self._decodes: dict[str, set[str]] = {}
-        self._prefills: dict[str, set[str]] = {}
-
-    def add(self, prefill: str, decode: str) -> None:
-        """Note that blocks were transferred from one endpoint to another (keys)."""
-        self._decodes.setdefault(prefill, set()).add(decode)
-        self._prefills.setdefault(decode, set()).add(prefill)
-
-    def remove_endpoint(self, key: str) -> None:
-        """Forget the pairs of an endpoint that has left or restarted."""
-        for decode in self._decodes.pop(key, ()):
-            self._prefills.get(decode, set()).discard(key)
-        for prefill in self._prefills.pop(key, ()):
-            self._decodes.get(prefill, set()).discard(key)
-
-    def decodes_of(self, prefill: str) -> Collection[str]:
-        """Return the endpoints to which an endpoint has transferred blocks."""
-        return self._decodes.get(prefill, ())
-
-    def prefills_of(self, decode: str) -> Collection[str]:
-        """Return the endpoints from which an endpoint has got blocks."""
-        return self._prefills.get(decode, ())
-
-    def __contains__(self, pair: tuple[str, str]) -> bool:
-        return pair[1] in self._decodes.get(pair[0], ())
-
-    def __len__(self) -> int:
-        return sum(map(len, self._decodes.values()))
-
-
 def weigh(
-    candidates: Sequence[Candidate],
+    table: LegTable,
     demand: Demand,
     best: ScoredEndpoint,
-    subset: tuple[str, ...] | None = None,
     *,
     now: float,
     warm: WarmPairs | None = None,
     max_backlog: float = inf,
     policy: Policy = DEFAULT,
     rules: DisaggregationPolicy = RULES,
-    few: int = FEW,
 ) -> SplitDecision | Undecided:
     """Return the cheapest pair beside the aggregated alternative, whichever is chosen.
 
     ``best``: the ordinary pick. ``warm``: pairs that need no handshake; None: all are warm. The two endpoints
-    of a pair differ, have equal compatibility labels, and roles that allow their legs. ``few``: endpoints up
-    to which each is looked at; among more, columns find those that are compared.
+    of a pair differ, have equal compatibility labels, and roles that allow their legs. Among few endpoints
+    each is looked at; among many, columns find those that are compared.
     """
-    able = [c for c in candidates if c.ready and (subset is None or allows(subset, c.endpoint))]
-    if len(able) > few:
-        legs = _legs_of_some(LegColumns(able, demand, now, policy, rules, max_backlog), best, warm)
+    columns = None
+    if table.figures is None:
+        legs = _legs_of_all(table.candidates, demand, now, policy, rules, max_backlog)
     else:
-        legs = _legs_of_all(able, demand, now, policy, rules, max_backlog)
+        table.drain(now)
+        columns = LegColumns(table, table.figures, demand, now, policy, rules, max_backlog)
+        known = (table.place.get(best.endpoint.key), columns.cheapest_whole())
+        legs = columns.legs(sorted({at for at in known if at is not None}))
     whole = _cheapest_whole(legs, best, rules)
     if whole is None:
         return Undecided("no-pair", "the picked endpoint is not ready", best)
@@ -155,7 +117,7 @@ def weigh(
         return Undecided(
             "few-tokens", f"{uncached} uncached tokens are too few to compute elsewhere ({why})", row
         )
-    pair = _cheapest(legs, demand, warm, rules)
+    pair = _cheapest(legs, demand, warm, rules) if columns is None else _cheapest_of_many(columns, warm)
     if pair is None:
         return Undecided("no-pair", "no two ready endpoints have roles and labels that allow it", row)
     prefill, decode, split = pair
@@ -200,47 +162,6 @@ def _legs_of_all(
     return legs
 
 
-def _legs_of_some(columns: LegColumns, best: ScoredEndpoint, warm: WarmPairs | None) -> list[LegCosts]:
-    """Return the costs at those of many endpoints that are compared: the ordinary pick, the cheapest for both
-    legs, and the shortlists of each set of compatible ones."""
-    place: dict[str, int] = {}
-    groups: dict[str, tuple[list[int], list[int]]] = {}
-    takers: list[int] = []
-    for at, candidate in enumerate(columns.candidates):
-        endpoint = candidate.endpoint
-        place[endpoint.key] = at
-        first, second = groups.setdefault(endpoint.kv_compatibility, ([], []))
-        if endpoint.can_prefill:
-            first.append(at)
-        if endpoint.can_decode:
-            second.append(at)
-        if not candidate.refusal:
-            takers.append(at)
-    found = {place[best.endpoint.key]} if best.endpoint.key in place else set()
-    shut = columns.closed | columns.deferred
-    if open_ones := [at for at in takers if not shut[at]]:
-        found.add(open_ones[int(columns.whole_cost[open_ones].argmin())])
-    for first, second in groups.values():
-        prefills = columns.cheapest(columns.prefill_cost, first, PAIRED)
-        decodes = columns.cheapest(columns.decode_cost, second, PAIRED)
-        found.update(prefills, decodes)
-        if warm is None:
-            continue
-        among, other = set(first), set(second)
-        for at in prefills:
-            met = _places(warm.decodes_of(columns.candidates[at].endpoint.key), place, other)
-            found.update(columns.cheapest(columns.decode_cost, met, PAIRED))
-        for at in decodes:
-            met = _places(warm.prefills_of(columns.candidates[at].endpoint.key), place, among)
-            found.update(columns.cheapest(columns.prefill_cost, met, PAIRED))
-    return columns.legs(found)
-
-
-def _places(keys: Iterable[str], place: Mapping[str, int], among: Collection[int]) -> list[int]:
-    """Return the places of these endpoints that are ``among`` others, in order."""
-    return sorted(at for key in keys if (at := place.get(key)) is not None and at in among)
-
-
 def _cheapest_whole(
     legs: Sequence[LegCosts], best: ScoredEndpoint, rules: DisaggregationPolicy
 ) -> LegCosts | None:
@@ -283,6 +204,17 @@ def _cheapest(
             if found is None or key < least:
                 least, found = key, (prefill, decode, split)
     return found
+
+
+def _cheapest_of_many(
+    columns: LegColumns, warm: WarmPairs | None
+) -> tuple[LegCosts, LegCosts, dict[str, float]] | None:
+    """Return the same of many endpoints."""
+    if (pair := columns.cheapest_pair(warm)) is None:
+        return None
+    prefill, decode = columns.legs(pair)
+    cold = warm is not None and (prefill.endpoint.key, decode.endpoint.key) not in warm
+    return prefill, decode, _terms(prefill, decode, columns.demand, cold=cold, rules=columns.rules)
 
 
 def _shortlist(

@@ -11,14 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvist_epp.load.endpoint_load import EndpointLoad
-from kvist_epp.load.tpot_admission import FRESH_SECONDS, LIGHT_TOKENS, STEP_SECONDS, AdmissionFigures
+from kvist_epp.load.tpot_admission import (
+    FRESH_SECONDS,
+    LEAST_SHARE,
+    LIGHT_TOKENS,
+    STEP_SECONDS,
+    AdmissionFigures,
+)
 from kvist_epp.scheduling.cost import CachedPrefix, Policy, PoolCost
 
 Vector = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-_SHARE, _ALLOWANCE, _AT, _FREE, _MOST, _FRESH_SINCE, _QUEUED, _FIRST_DONE = range(
-    len(AdmissionFigures._fields)
-)
+_FIELDS = len(AdmissionFigures._fields)
+_SHARE, _ALLOWANCE, _AT, _FREE, _MOST, _FRESH_SINCE, _QUEUED, _FIRST_DONE, *_TOKEN = range(_FIELDS)
+_TARGET, _TOKEN_SECONDS, _TOKEN_SEQUENCES, _SLOWDOWN = _TOKEN
 
 
 class TpotColumns:
@@ -28,13 +34,19 @@ class TpotColumns:
 
     def __init__(self, count: int) -> None:
         """``count``: endpoints, whose places are refreshed before the first pick."""
-        self._columns: Vector = np.zeros((_FIRST_DONE + 1, count))
+        self._columns: Vector = np.zeros((_FIELDS, count))
 
     @classmethod
     def of(cls, loads: Sequence[EndpointLoad]) -> "TpotColumns":
         """Return the columns of these loads, all of which have a target."""
         found = cls(0)
         found._columns = np.array([load.tpot.figures(load) for load in loads if load.tpot is not None]).T
+        return found
+
+    def take(self, places: NDArray[np.intp]) -> "TpotColumns":
+        """Return the columns of a part of the endpoints."""
+        found = TpotColumns(0)
+        found._columns = self._columns[:, places]
         return found
 
     def refresh(self, at: int, load: EndpointLoad) -> None:
@@ -61,6 +73,20 @@ class TpotColumns:
         """Seconds of prefill of the requests that wait in the picker for each endpoint."""
         queued: Vector = self._columns[_QUEUED]
         return queued
+
+    def seconds_per_sequence(self) -> float:
+        """Return by how many seconds a sequence prolongs a token (``leg_costs.seconds_per_sequence``)."""
+        slowdown = self._columns[_SLOWDOWN]
+        learned = slowdown.nonzero()[0]
+        sequences = float(self._columns[_TOKEN_SEQUENCES][learned].sum())
+        return float(slowdown[learned].sum()) / sequences if sequences else 0.0
+
+    def share_with(self, sequences: Vector, per_sequence: float) -> Vector:
+        """Return ``prefill_share`` as it will be with so many sequences (``TpotAdmission.share_with``)."""
+        target, seconds, before = self._columns[_TARGET:_SLOWDOWN]
+        token = seconds + per_sequence * (sequences - before)
+        share = np.clip(1.0 - token / target, LEAST_SHARE, 1.0)
+        return np.where(self.prefill_share >= 1.0, 1.0, share)
 
     def lean(self, policy: Policy) -> float:
         """Return the part of its time for prompts below which an endpoint is tight."""

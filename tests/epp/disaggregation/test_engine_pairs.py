@@ -93,14 +93,14 @@ def test_a_restart_that_events_show_parts_the_pairs() -> None:
 
 def test_an_endpoint_that_failed_rests_longer_each_time() -> None:
     """After a failure an endpoint is left out for 5 s, then 10 s, and no longer once it has answered."""
-    pool, pairs = [candidate("p"), candidate("d")], EnginePairs()
+    pairs = EnginePairs()
     pairs.on_failed("ns/p", 0.0)
-    assert [one.endpoint.name for one in pairs.rested(pool, 4.9)] == ["d"]
-    assert len(pairs.rested(pool, 5.0)) == 2
+    assert pairs.resting(4.9) == {"ns/p"}
+    assert not pairs.resting(5.0)
     pairs.on_failed("ns/p", 10.0)
-    assert len(pairs.rested(pool, 19.0)) == 1
+    assert pairs.resting(19.0) == {"ns/p"}
     pairs.on_prefilled("ns/p", "e")
-    assert len(pairs.rested(pool, 19.0)) == 2
+    assert not pairs.resting(19.0)
 
 
 @given(

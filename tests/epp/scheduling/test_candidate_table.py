@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.errors import NoEndpoints
-from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.in_flight import DecodePlace, InFlightRequest, Leg
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.candidate_table import CandidateTable
 from kvist_epp.scheduling.cost import Match, Policy
+from kvist_epp.scheduling.leg_table import LegTable
 from kvist_epp.scheduling.load_columns import FEW
-from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, choose, explain
+from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, allows, choose, explain
 from kvist_epp.scheduling.pick_record import KEPT, PickRecord
+from kvist_epp.scheduling.split_decision import SplitDecision, weigh
 
 MANY = FEW * 7 // 6 + 2
 """Endpoints of which more than ``FEW`` are ready."""
@@ -35,6 +37,7 @@ EVENTS = st.tuples(
             "silent",
             "tiers",
             "keep",
+            "receive",
             "queue",
             "leave",
             "metrics",
@@ -78,7 +81,12 @@ class World:
         elif what == "calibrate":
             slots, full_at = tokens % 6 or None, tokens % 4 or None
             tracker.calibrate(
-                key, rate=500.0 + tokens, slots=slots, kv_full_at=full_at, decode_seconds=tokens / 1000
+                key,
+                rate=500.0 + tokens,
+                slots=slots,
+                kv_full_at=full_at,
+                decode_seconds=tokens / 1000,
+                transfer_rate=900.0 + tokens if tokens % 3 else None,
             )
         elif what == "tiers":
             load.tier_rates = {"CPU": 1.0 + tokens} if tokens % 2 else {}
@@ -96,6 +104,10 @@ class World:
             self.now += tokens / 1000
         elif what == "keep":
             load.keep_place(tokens)
+        elif what == "receive":
+            request = InFlightRequest(str(tokens), tokens)
+            tracker.add(request, self.candidates[0].endpoint.key, tokens, now, leg=Leg.PREFILL)
+            tracker.begin_decode(request, DecodePlace(key, "", tokens, 0, None), 0, now, leg=Leg.DECODE)
         elif what == "queue" and load.tpot is not None:
             load.tpot.add_queued(tokens % 9, tokens, now - tokens / 2000)
         elif what == "leave" and load.tpot is not None:
@@ -129,6 +141,22 @@ class World:
         explained = explain(self.candidates, demand, subset, now=self.now, **given)
         assert picked.record is not None
         self.recorded.append((picked.record, {row.endpoint.key: row for row in explained}, picked.hostports))
+
+    def check_legs(self, demand: Demand, subset: tuple[str, ...] | None, resting: frozenset[str]) -> None:
+        """Compare the two legs that the table finds with those found by looking at each endpoint."""
+        able = [
+            one
+            for one in self.candidates
+            if one.endpoint.key not in resting and (subset is None or allows(subset, one.endpoint))
+        ]
+        best = choose(self.candidates, demand, now=self.now)[0]
+        found = weigh(self.table.legs().among(subset, resting), demand, best, now=self.now)
+        expected = weigh(LegTable(able, len(able)), demand, best, now=self.now)
+        assert type(found) is type(expected)
+        if isinstance(found, SplitDecision) and isinstance(expected, SplitDecision):
+            assert found.split_seconds == pytest.approx(expected.split_seconds)
+            assert found.whole_seconds == pytest.approx(expected.whole_seconds)
+            assert found.chosen == expected.chosen
 
     def check_records(self) -> None:
         """Compare the terms computed from each record now with those of its moment."""
@@ -250,6 +278,42 @@ def compare(
             with pytest.raises(NoEndpoints, match=error.message.split(":", maxsplit=1)[0]):
                 choose(world.candidates, Demand(tokens), names, now=world.now)
     world.check_records()
+
+
+@settings(max_examples=200)
+@given(
+    count=st.integers(MANY, 70),
+    events=st.lists(EVENTS, min_size=10, max_size=60),
+    held=st.lists(HELD, max_size=20),
+    tokens=st.sampled_from([0, 700, 5000]),
+    subset=st.none() | st.lists(st.integers(0, 60), min_size=1, max_size=60),
+    resting=st.frozensets(st.integers(0, 60), max_size=3),
+    tpot=st.sampled_from([0.0, 0.05]),
+)
+def test_legs_of_many_endpoints_follow_all_changes(
+    count: int,
+    events: list[tuple[int, str, int]],
+    held: list[tuple[int, int, str]],
+    tokens: int,
+    subset: list[int] | None,
+    resting: frozenset[int],
+    tpot: float,
+) -> None:
+    """After any events the two legs are those of endpoints that are looked at one by one, in the whole pool,
+    a subset of the gateway, and while some endpoints rest."""
+    world = World(count, tpot)
+    hits = {
+        f"ns/p{number % count}": Match(
+            min(size, tokens), size, {medium: size // 2} if medium and size else {}
+        )
+        for number, size, medium in held
+    }
+    names = None if subset is None else tuple(f"10.0.0.{number}" for number in subset)
+    for at, event in enumerate(events):
+        world.happen(*event)
+        if at % 5 == 0:
+            keys = frozenset(f"ns/p{number}" for number in resting)
+            world.check_legs(Demand(tokens, hits), names if at % 2 else None, keys if at % 3 else frozenset())
 
 
 @pytest.mark.parametrize("count", [3, FEW, FEW + 1, 200])

@@ -16,8 +16,9 @@ from kvist_epp.scheduling import split_decision
 from kvist_epp.scheduling.cost import DEFAULT, Match
 from kvist_epp.scheduling.leg_columns import LegColumns
 from kvist_epp.scheduling.leg_costs import RULES
+from kvist_epp.scheduling.leg_table import LegTable, WarmPairs
 from kvist_epp.scheduling.pick import Candidate, Demand, choose, settle_roles
-from kvist_epp.scheduling.split_decision import SplitDecision, Undecided, WarmPairs, weigh
+from kvist_epp.scheduling.split_decision import SplitDecision, Undecided, weigh
 
 NOW = 100.0
 NAMES = [f"p{number}" for number in range(9)]
@@ -79,6 +80,16 @@ def candidate(name: str, drawn: dict[str, Any], *, tpot: bool) -> Candidate:
     return Candidate(Endpoint(name, "ns", "10.0.0.1", int(name[1:]), labels), load, drawn["ready"])
 
 
+def columns_of(
+    candidates: list[Candidate], demand: Demand, now: float, max_backlog: float = inf
+) -> LegColumns:
+    """Return the columns of these endpoints, however few they are."""
+    table = LegTable(candidates, 0)
+    table.drain(now)
+    assert table.figures is not None
+    return LegColumns(table, table.figures, demand, now, DEFAULT, RULES, max_backlog)
+
+
 @settings(max_examples=400)
 @given(
     drawn=st.lists(LOADS, min_size=1, max_size=len(NAMES)),
@@ -111,7 +122,7 @@ def test_columns_cost_what_each_endpoint_costs(
 
     able = [pod for pod in pods if pod.ready]
     if able:
-        columns = LegColumns(able, demand, NOW, DEFAULT, RULES, max_backlog)
+        columns = columns_of(able, demand, NOW, max_backlog)
         for at, one in enumerate(split_decision._legs_of_all(able, demand, NOW, DEFAULT, RULES, max_backlog)):
             expected = one.whole_cost(), one.prefill_cost, one.decode_cost
             found = tuple(
@@ -128,7 +139,7 @@ def test_columns_cost_what_each_endpoint_costs(
         return
     best = choose(pods, demand, now=NOW, max_backlog=max_backlog)[0]
     some, all_ = (
-        weigh(pods, demand, best, now=NOW, warm=warm, max_backlog=max_backlog, few=few)
+        weigh(LegTable(pods, few), demand, best, now=NOW, warm=warm, max_backlog=max_backlog)
         for few in (0, len(pods))
     )
     # by their costs, since costs that are equal but for rounding may be ordered either way
@@ -171,7 +182,7 @@ def test_endpoints_that_take_no_leg_are_no_pair() -> None:
             others.append(Candidate(endpoint, pod.load))
     settle_roles(others)
 
-    found = [weigh(others, Demand(8_000), best, now=NOW, few=few) for few in (0, 100)]
+    found = [weigh(LegTable(others, few), Demand(8_000), best, now=NOW) for few in (0, 100)]
 
     assert [getattr(each, "label", "") for each in found] == ["no-pair", "no-pair"]
 
@@ -183,15 +194,15 @@ def test_a_large_pool_splits_as_if_each_endpoint_was_looked_at(tpot: float, seco
     demand, now = Demand(8_000), NOW + seconds
     best = choose(world(tpot), demand, now=now)[0]
 
-    found = weigh(world(tpot), demand, best, now=now)
-    expected = weigh(world(tpot), demand, best, now=now, few=200)
+    found = weigh(LegTable(world(tpot)), demand, best, now=now)
+    expected = weigh(LegTable(world(tpot), 200), demand, best, now=now)
 
     assert isinstance(found, SplitDecision)
     assert isinstance(expected, SplitDecision)
     assert found.split_terms == pytest.approx(expected.split_terms)
     assert found.whole_terms == pytest.approx(expected.whole_terms)
     assert (found.chosen, found.reason) == (expected.chosen, expected.reason)
-    columns = LegColumns(world(tpot), demand, now, DEFAULT, RULES, inf)
+    columns = columns_of(world(tpot), demand, now)
     legs = split_decision._legs_of_all(world(tpot), demand, now, DEFAULT, RULES, inf)
     assert columns.whole_cost.tolist() == pytest.approx([one.whole_cost() for one in legs])
     assert columns.decode_cost.tolist() == pytest.approx([one.decode_cost for one in legs])

@@ -18,8 +18,9 @@ from kvist_epp.scheduling.leg_costs import (
     seconds_per_sequence,
     slow,
 )
+from kvist_epp.scheduling.leg_table import LegTable, WarmPairs
 from kvist_epp.scheduling.pick import Candidate, Demand, choose, settle_roles
-from kvist_epp.scheduling.split_decision import SplitDecision, Undecided, WarmPairs, weigh
+from kvist_epp.scheduling.split_decision import SplitDecision, Undecided, weigh
 
 NOW = 10.0
 ROLES = ("prefill", "decode", "both", "prefill-decode", "encode", "encode-prefill", "other")
@@ -57,7 +58,7 @@ def decision(
 ) -> SplitDecision | Undecided:
     settle_roles(candidates)
     best = choose(candidates, demand, now=NOW)[0]
-    return weigh(candidates, demand, best, now=NOW, warm=warm)
+    return weigh(LegTable(candidates), demand, best, now=NOW, warm=warm)
 
 
 def split(candidates: list[Candidate], demand: Demand, warm: WarmPairs | None = None) -> SplitDecision:
