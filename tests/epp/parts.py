@@ -12,7 +12,8 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import Effect, PickRequest, PickResult
 from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.in_flight import InFlightRequest, RequestListener
 from kvist_epp.load.tracker import LoadTracker

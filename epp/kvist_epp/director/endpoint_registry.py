@@ -15,7 +15,7 @@ from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.engines.vllm.kv_events import LMCACHE, SHARED
 from kvist_epp.engines.vllm.tier_metrics import source_of
-from kvist_epp.index.lookup import Member
+from kvist_epp.index.cached_part import Member
 from kvist_epp.index.tier_accuracy import BrokenPromise
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_feed import FollowedPublisher
@@ -138,11 +138,7 @@ class EndpointRegistry(RequestListener):
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
         unsettled = tracker.unsettled_hits(key, sample.running, sample.waiting, asked_at=scrape.asked_at)
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now, unsettled=unsettled)
-        state.load.tier_rates = scrape.tier_speed.rates
-        if self.settings.skip_slow_tiers:
-            state.load.limits_loads = bool(scrape.tier_speed.rates)
-            director.limits_loads = director.limits_loads or state.load.limits_loads
-            state.load.skipped_media = scrape.tier_speed.skipped(state.load.rate, scrape.asked_at)
+        self._calibrate_tiers(state, scrape)
         for broken in state.tiers.on_counters(sample.tiers.cached, now):
             self._forget_tier(state, broken)
         if state.storage_trust.doubtful and state.tiers.kept(source_of(self._shared_medium(state))):
@@ -150,6 +146,13 @@ class EndpointRegistry(RequestListener):
         if state.storage_trust.rejoins(now):
             director.lookup.join_storage(key, state.endpoint.storage_namespace)
         self._unjudged.add(key)
+
+    def _calibrate_tiers(self, state: EndpointState, scrape: EngineState) -> None:
+        rates, skipped, limited = scrape.tier_speed.rates, frozenset[str](), False
+        if self.settings.skip_slow_tiers:
+            skipped, limited = scrape.tier_speed.skipped(state.load.rate, scrape.asked_at), bool(rates)
+            self.director.limits_loads |= limited
+        self.director.tracker.calibrate_tiers(state.endpoint.key, rates, skipped=skipped, limited=limited)
 
     def _forget_tier(self, state: EndpointState, broken: BrokenPromise) -> None:
         """Forget the blocks of a tier that the engine did not find there; the endpoint stays precise.
@@ -243,8 +246,8 @@ class EndpointRegistry(RequestListener):
             self._count(self.subscriber, active)
             self._unjudged |= active
         for key in self._unjudged:
-            if (state := self.states.get(key)) is not None:
-                state.member.precise = not self.why_approximate(key)
+            if key in self.states:
+                self.director.lookup.set_precise(key, precise=not self.why_approximate(key))
         self._unjudged.clear()
 
     def _watch_ends(self, now: float) -> None:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from kvist_epp.endpoints.engine_state import EngineState
+from kvist_epp.index.cached_part import Member
 from kvist_epp.index.index_accuracy import AccuracyMonitor
 from kvist_epp.index.last_block import LastBlock
-from kvist_epp.index.lookup import Member
 from kvist_epp.index.storage_trust import StorageTrust
 from kvist_epp.index.tier_accuracy import TierAccuracy
 from kvist_epp.scheduling.pick import Candidate

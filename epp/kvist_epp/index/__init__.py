@@ -9,6 +9,7 @@ prompt ``"You are a helpful assistant. Hi"`` is compared with the chain once, an
 blocks on A, two on B.
 
 - ``lookup``: how much of a prompt each endpoint has cached, from the index or the routing history.
+- ``alike_endpoints``: the many endpoints that hold the same of a prompt, taken from a bit set at once.
 - ``cached_part``: the cached part of a prompt on one endpoint, and what changes it.
 - ``byte_index``: the index, the interface to the byte tree.
 - ``media_marks``: marks of media in the bytes of blocks and prompts.

@@ -1,11 +1,35 @@
-"""The cached part of a prompt on one endpoint, and what changes it. Pure."""
+"""The part of a prompt that an endpoint has cached, by the index and by what was sent there. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
-from kvist_epp.index.tree.matches import Hit
+from kvist_epp.index.tree.matches import MISS, Hit, Matches
 from kvist_epp.names import HOST_MEDIUM
+
+
+@dataclass(slots=True)
+class Member:
+    """One endpoint as the look-up sees it."""
+
+    publishers: tuple[int, ...]
+    """Number of each data-parallel rank in the index; empty: the endpoint publishes no events."""
+    precise: bool = True
+    """Its events are trusted; changed by ``Lookup.set_precise``."""
+    block_size: int = 16
+    """Tokens; used where only bytes are known."""
+    storage: str | None = None
+    """Name of the storage that its engine shares with others; None: it shares none."""
+    drops_last_block: bool = False
+    """Its engine computes the last block of each hit again (``last_block``)."""
+    event_block_size: int = 0
+    """Tokens of a block in its engine's events, as the last hit has shown; 0: none has."""
+
+    @property
+    def hit_block_size(self) -> int:
+        """Tokens of a block of its hits."""
+        return self.event_block_size or self.block_size
 
 
 class CachedPart(msgspec.Struct, frozen=True, gc=False):
@@ -25,6 +49,44 @@ class CachedPart(msgspec.Struct, frozen=True, gc=False):
     def indexed_lower(self) -> Mapping[str, int] | None:
         """Tokens of ``indexed`` that are on slower media, by medium; None: none are."""
         return (self.lower if self.elsewhere is None else self.elsewhere) or None
+
+
+def cached_part(
+    member: Member, matches: Matches, hit: Hit, rank: int | None, routed: int, size: int, ratio: float
+) -> CachedPart | None:
+    """Return what an endpoint holds of a prompt of ``size`` bytes, of which ``routed`` bytes were sent there;
+    ``hit``, ``rank``: by the index. None: nothing."""
+    if member.precise and routed <= hit.bytes:
+        return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
+    tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
+    if member.precise and tokens <= hit.tokens:
+        return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
+    # what was sent there just now is on its way to the GPU, whatever tier holds it
+    if not (tokens or hit.tokens):
+        return None
+    return CachedPart(tokens, routed, {}, hit.tokens, rank, hit.lower or None)
+
+
+def best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
+    """Return the best hit among the ranks of an endpoint; a rank is named only where it matters."""
+    if len(member.publishers) == 1:
+        return matches.of(member.publishers[0]), None
+    best, rank = MISS, None
+    for number, publisher in enumerate(member.publishers):
+        hit = matches.of(publisher)
+        if hit.tokens > best.tokens:
+            best, rank = hit, number
+    return best, rank
+
+
+def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: Matches | None) -> int:
+    """Whole blocks in ``routed`` bytes, never the prompt's last token; exact as far as blocks tell."""
+    tokens, known = 0, 0
+    if matches is not None and matches.groups and matches.groups[0][2] <= routed:
+        tokens, known = matches.groups[0][1:3]
+    last = 1 if routed >= size else 0  # the engine computes a prompt's last token whatever it holds
+    tokens += int((routed - known) / ratio - last)
+    return max(tokens, 0) // block_size * block_size
 
 
 def with_storage(part: CachedPart, shared: Hit, medium: str) -> CachedPart:

@@ -5,15 +5,18 @@ arrive (cache credit). On an approximate endpoint it is the routing history alon
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from kvist_epp.index.alike_endpoints import MANY, AlikeEndpoints
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.cached_part import (
     CachedPart,
+    Member,
+    best_rank,
+    cached_part,
     summed,
     with_moved,
     with_shorter_credit,
@@ -31,28 +34,6 @@ PLACE_BYTES: Final = 64
 """Bytes before the end of a routed prefix that, with their position, tell one prefix from another."""
 RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
-
-
-@dataclass(slots=True)
-class Member:
-    """One endpoint as the look-up sees it."""
-
-    publishers: tuple[int, ...]
-    """Number of each data-parallel rank in the index; empty: the endpoint publishes no events."""
-    precise: bool = True
-    block_size: int = 16
-    """Tokens; used where only bytes are known."""
-    storage: str | None = None
-    """Name of the storage that its engine shares with others; None: it shares none."""
-    drops_last_block: bool = False
-    """Its engine computes the last block of each hit again (``last_block``)."""
-    event_block_size: int = 0
-    """Tokens of a block in its engine's events, as the last hit has shown; 0: none has."""
-
-    @property
-    def hit_block_size(self) -> int:
-        """Tokens of a block of its hits."""
-        return self.event_block_size or self.block_size
 
 
 class Found(msgspec.Struct):
@@ -98,6 +79,7 @@ class Lookup:
         self._sharers: dict[str, set[str]] = {}
         """Endpoints by the storage that they share."""
         self._owners: dict[int, str] = {}
+        self._alike = AlikeEndpoints()
         self._index = index
         self._history = history
 
@@ -105,6 +87,7 @@ class Lookup:
         """Add an endpoint to the look-up."""
         self.members[key] = member
         self._owners |= dict.fromkeys(member.publishers, key)
+        self._alike.forget()
         self.join_storage(key, member.storage)
 
     def join_storage(self, key: str, storage: str | None) -> None:
@@ -113,9 +96,16 @@ class Lookup:
         if storage is not None:
             self._sharers.setdefault(storage, set()).add(key)
 
+    def set_precise(self, key: str, *, precise: bool) -> None:
+        """Set whether an endpoint's events are trusted."""
+        if self.members[key].precise != precise:
+            self.members[key].precise = precise
+            self._alike.forget()
+
     def leave(self, key: str) -> None:
         """Remove an endpoint from the look-up."""
         self.part_from_storage(key)
+        self._alike.forget()
         for publisher in self.members.pop(key).publishers:
             del self._owners[publisher]
 
@@ -232,6 +222,8 @@ class Lookup:
             if not shared.tokens:
                 continue
             alone = CachedPart(shared.tokens, shared.bytes, {medium: shared.tokens}, shared.tokens)
+            parts: dict[int, tuple[CachedPart, CachedPart]] = {}
+            """By identity: of a popular prompt, hundreds of endpoints hold the same."""
             for key in keys:
                 part = hits.get(key)
                 if not self.members[key].precise:
@@ -239,7 +231,9 @@ class Lookup:
                 if part is None:
                     hits[key] = alone
                 elif part.tokens < shared.tokens or part.indexed < shared.tokens:
-                    hits[key] = with_storage(part, shared, medium)
+                    if id(part) not in parts:
+                        parts[id(part)] = part, with_storage(part, shared, medium)
+                    hits[key] = parts[id(part)][1]
 
     def _read_again(self, hits: dict[str, CachedPart], matches: Matches) -> None:
         """Move what host memory removes to make room for the rest of the prompt, which is read from storage,
@@ -290,10 +284,13 @@ class Lookup:
     ) -> None:
         """Add what each endpoint holds."""
         members = self.members
-        blocks = self._held_blocks(matches) if matches.groups else _NO_BLOCKS
+        blocks = _NO_BLOCKS
+        if matches.groups:
+            alike = self._add_alike(hits, matches) if len(members) >= MANY else 0
+            blocks = self._held_blocks(matches, alike, routed)
         if not blocks.keys() <= routed.keys():
             routed = {**dict.fromkeys(blocks, 0), **routed}
-        alike: dict[tuple[int, int, int | None, bool, int], CachedPart | None] = {}
+        parts: dict[tuple[int, int, int | None, bool, int], CachedPart | None] = {}
         """What follows for endpoints that hold the same: of a popular prompt, hundreds do."""
         before: tuple[object, ...] = ()
         part: CachedPart | None = None
@@ -305,19 +302,38 @@ class Lookup:
             case = (id(hit), sent, rank, member.precise, member.block_size)
             if case != before:
                 before = case
-                if case in alike:
-                    part = alike[case]
+                if case in parts:
+                    part = parts[case]
                 else:
-                    part = alike[case] = _cached_part(member, matches, hit, rank, sent, size, ratio)
+                    part = parts[case] = cached_part(member, matches, hit, rank, sent, size, ratio)
             if part is not None:
                 hits[key] = part
 
-    def _held_blocks(self, matches: Matches) -> Mapping[str, tuple[Hit, int | None]]:
-        """Return the best hit of each endpoint on which blocks are matched, by key, and the rank that has
-        it."""
+    def _add_alike(self, hits: dict[str, CachedPart], matches: Matches) -> int:
+        """Add what many endpoints hold alike, as if nothing was on its way there; return their bits."""
+        self._alike.update(self._sole_publishers(), matches.bits)
+        done = 0
+        for (_, tokens, size, _, _), holders in self._alike.of(matches.groups):
+            hits |= dict.fromkeys(self._alike.keys(holders), CachedPart(tokens, size, {}, tokens))
+            done |= holders
+        return done
+
+    def _sole_publishers(self) -> Iterator[tuple[int, str]]:
+        """Yield the publishers of trusted endpoints with one publisher each, and the endpoints."""
+        for key, member in self.members.items():
+            if member.precise and len(member.publishers) == 1:
+                yield member.publishers[0], key
+
+    def _held_blocks(
+        self, matches: Matches, alike: int, routed: Mapping[str, int]
+    ) -> Mapping[str, tuple[Hit, int | None]]:
+        """Return the best hit of each endpoint on which blocks are matched, by key, and the rank that has it;
+        of those that are ``alike`` (bits) only where something was routed."""
         owners, members = self._owners, self.members
-        keys = dict.fromkeys([owners[p] for p in matches.publishers() if p in owners])
-        return {key: _best_rank(members[key], matches) for key in keys}
+        keys = dict.fromkeys([owners[p] for p in matches.publishers(alike) if p in owners])
+        if alike:
+            keys |= dict.fromkeys([key for key in routed if key in members])
+        return {key: best_rank(members[key], matches) for key in keys}
 
 
 _NO_BLOCKS: Final[Mapping[str, tuple[Hit, int | None]]] = MappingProxyType({})
@@ -333,42 +349,6 @@ def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int
         return None
     end = max(routed.values())
     return (root, end, prompt[max(0, end - PLACE_BYTES) : end]) if end else None
-
-
-def _cached_part(
-    member: Member, matches: Matches, hit: Hit, rank: int | None, routed: int, size: int, ratio: float
-) -> CachedPart | None:
-    if member.precise and routed <= hit.bytes:
-        return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
-    tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
-    if member.precise and tokens <= hit.tokens:
-        return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
-    # what was sent there just now is on its way to the GPU, whatever tier holds it
-    if not (tokens or hit.tokens):
-        return None
-    return CachedPart(tokens, routed, {}, hit.tokens, rank, hit.lower or None)
-
-
-def _best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
-    """The best hit among the ranks; a rank is named only where it matters."""
-    if len(member.publishers) == 1:
-        return matches.of(member.publishers[0]), None
-    best, rank = MISS, None
-    for number, publisher in enumerate(member.publishers):
-        hit = matches.of(publisher)
-        if hit.tokens > best.tokens:
-            best, rank = hit, number
-    return best, rank
-
-
-def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: Matches | None) -> int:
-    """Whole blocks in ``routed`` bytes, never the prompt's last token; exact as far as blocks tell."""
-    tokens, known = 0, 0
-    if matches is not None and matches.groups and matches.groups[0][2] <= routed:
-        tokens, known = matches.groups[0][1:3]
-    last = 1 if routed >= size else 0  # the engine computes a prompt's last token whatever it holds
-    tokens += int((routed - known) / ratio - last)
-    return max(tokens, 0) // block_size * block_size
 
 
 def _add(found: Found, further: Found) -> None:

@@ -171,6 +171,7 @@ class EndpointLoad:
     def occupy(self, medium: str, seconds: float, now: float) -> None:
         """Note a load from a slower medium, which begins when those before it are done."""
         way = lane(medium)
+        self.changed.add(self)
         self.loading_until[way] = max(now, self.loading_until.get(way, now)) + seconds
 
     def full(self, max_backlog_seconds: float) -> bool:

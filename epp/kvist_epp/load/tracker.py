@@ -8,7 +8,7 @@ when scrapes show fewer requests than are known. Scrapes that show more reveal t
 through the picker.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from heapq import nlargest
 from math import inf
 
@@ -193,6 +193,15 @@ class LoadTracker(RequestBooks):
         if rate is not None and rate > 0 and load.rate_estimator.rate is None:
             self._learn_rate(load, max(rate, load.rate_estimator.proven))
         self._on_capacity()
+
+    def calibrate_tiers(
+        self, endpoint: str, rates: Mapping[str, float], *, skipped: frozenset[str], limited: bool
+    ) -> None:
+        """Store what scrapes show of an endpoint's slower tiers: tokens/s by medium, those from which it must
+        not load, and whether it can be kept from loading."""
+        load = self.load(endpoint)
+        load.tier_rates, load.skipped_media, load.limits_loads = rates, skipped, limited
+        self.changed.add(load)
 
     def forget_scrapes(self, endpoint: str) -> None:
         """Drop what scrapes showed of an endpoint: its engine has no metrics (any more)."""

@@ -19,7 +19,8 @@ from typing import Final
 import msgspec
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Found, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Found
 from kvist_epp.index.tree.holders import ONES
 from kvist_epp.index.tree.segment import Segment
 from kvist_epp.prefix_stats.window import Window

@@ -13,49 +13,31 @@ from functools import lru_cache
 from math import inf
 from operator import add
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
-import numpy as np
 
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.load.endpoint_load import EndpointLoad
-from kvist_epp.scheduling.best_endpoints import best_of_few, best_of_many, cheapest
-from kvist_epp.scheduling.cost import (
-    DEFAULT,
-    NO_MATCH,
-    CachedPrefix,
-    EndpointCost,
-    Policy,
-    PoolCost,
-    complete,
-    pool_cost,
-    terms_in,
-    terms_of_one,
-    uncached_tokens,
-)
+from kvist_epp.scheduling.best_endpoints import best_of_few
+from kvist_epp.scheduling.cost import DEFAULT, NO_MATCH, CachedPrefix, Policy, PoolCost, pool_cost
 from kvist_epp.scheduling.leg_table import LegTable
 from kvist_epp.scheduling.load_columns import LoadColumns
+from kvist_epp.scheduling.many_endpoints import Picked, pick_of_many, pick_under_target, scored_best
 from kvist_epp.scheduling.pick import (
     MAX_ENDPOINTS,
     Candidate,
     Demand,
-    Ranking,
     ScoredEndpoint,
     allows,
-    cost_rows,
     rank,
-    scored,
     why_none,
 )
-from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, RankingRecord, RecordedPool
+from kvist_epp.scheduling.pick_record import ColumnRecord, PickRecord, RankingRecord, RecordedPool
 from kvist_epp.scheduling.split_decision import SplitDecision
 from kvist_epp.scheduling.tier_price import price_tiers
-from kvist_epp.scheduling.tpot_columns import TpotColumns, uncached_of_all
 
 _NO_LOADING: Final[Mapping[int, float]] = MappingProxyType({})
-_LOOP: Final = 8
-"""Holders of a prompt up to which a loop is faster than operations on arrays."""
 _SUBSETS: Final = 64
 """Subsets of the gateway whose members are remembered."""
 
@@ -132,9 +114,12 @@ class CandidateTable:
         if not able:
             raise NoEndpoints(why_none(self._candidates, subset))
         if able[0].load.tpot is None:
-            return _picked(columns, demand, now, turn, limit, max_backlog, policy)
+            choose = pick_of_many if columns.many else _pick_of_few
+            return PickedEndpoints(*choose(columns, demand, now, turn, limit, max_backlog, policy))
         if columns.tpot is not None:
-            return _picked_under_target(columns, columns.tpot, demand, now, turn, limit, max_backlog, policy)
+            return PickedEndpoints(
+                *pick_under_target(columns, columns.tpot, demand, now, turn, limit, max_backlog, policy)
+            )
         all_full = all(one.load.full(max_backlog) for one in able)
         ranking = rank(able, demand, now, turn, max_backlog, policy)
         rows = ranking.best(limit, all_full=all_full)
@@ -171,7 +156,7 @@ class _SubsetEndpoints(NamedTuple):
     pool: RecordedPool | None
 
 
-def _picked(
+def _pick_of_few(
     columns: LoadColumns,
     demand: Demand,
     now: float,
@@ -179,116 +164,32 @@ def _picked(
     limit: int,
     max_backlog: float,
     policy: Policy,
-) -> PickedEndpoints:
+) -> Picked:
     tokens, able = demand.tokens, columns.candidates
     holders, loading, pool, part = _prices(columns, demand, policy, now)
     costs = _costs(columns, now, tokens, holders, pool, part, policy)
     for at, seconds in loading.items():
         costs[at] += seconds
     full = columns.full_now(now, max_backlog)
-    order = best_of_many if columns.many else best_of_few
-    best = order(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
-    first = best[0]
-    is_full = full is not None and bool(full[first])
-    load, hit = able[first].load, holders.get(first, NO_MATCH)
-    load.drain(now)
-    uncached = uncached_tokens(tokens, hit)
-    row = EndpointCost(load, hit, uncached, uncached / load.rate, load.running)
-    row.loading = loading.get(first, 0.0)
-    row.own = pool.least_uncached + part * (uncached - pool.least_uncached)
-    terms = terms_of_one(pool, row, float(columns.slot[first]), policy)
-    return PickedEndpoints(
-        scored(able[first].endpoint, row, terms, full=is_full or _all_full(columns, full)),
-        tuple([able[at].endpoint.hostport for at in best]),
-        None
-        if columns.pool is None
-        else _record(
-            columns, columns.pool, holders, tokens, costs, best, pool, part, policy, now, max_backlog
-        ),
-    )
-
-
-def _picked_under_target(
-    columns: LoadColumns,
-    tpot: TpotColumns,
-    demand: Demand,
-    now: float,
-    turn: int,
-    limit: int,
-    max_backlog: float,
-    policy: Policy,
-) -> PickedEndpoints:
-    """Return the pick among many endpoints with a TPOT target each."""
-    tokens, able = demand.tokens, columns.candidates
-    holders, loading, pool, part = _prices(columns, demand, policy, now)
-    uncached = uncached_of_all(len(able), tokens, holders)
-    columns.price_running(policy.running_seconds)
-    costs = tpot.costs(uncached, columns.seconds, columns.wait_at(now), now, pool, part, policy)
-    costs += columns.standing
-    for at, seconds in loading.items():
-        costs[at] += seconds
-    full = columns.full_now(now, max_backlog)
-    best = best_of_many(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
-    kept = best if columns.pool is None else _kept(columns, costs, best, holders)
-    shown = [able[at] for at in kept]
-    rows = cost_rows(shown, demand, now, policy)
-    complete(rows, pool, part, tpot.lean(policy))
-    is_full = [row.load.batch_or_backlog_full(max_backlog) for row in rows]
-    ranking = Ranking(shown, rows, terms_in(pool, rows, policy), is_full, list(range(len(rows))))
-    [first] = ranking.best(1, all_full=is_full[0] or _all_full(columns, full))
-    record = None if columns.pool is None else RankingRecord.of(columns.pool, ranking, tokens, kept)
-    return PickedEndpoints(first, tuple([able[at].endpoint.hostport for at in best]), record)
-
-
-def _kept(
-    columns: LoadColumns, costs: Any, best: Sequence[int], holders: Mapping[int, CachedPrefix]
-) -> list[int]:
-    """Return the places among many that a record keeps, the best first."""
-    few = len(holders) <= KEPT
-    cheap = cheapest(costs, columns.parts, KEPT)
-    return list(dict.fromkeys([*best, *sorted(cheap, key=costs.__getitem__), *(holders if few else ())]))
-
-
-def _record(
-    columns: LoadColumns,
-    recorded: RecordedPool,
-    holders: dict[int, CachedPrefix],
-    tokens: int,
-    costs: Any,
-    best: list[int],
-    pool: PoolCost,
-    part: float,
-    policy: Policy,
-    now: float,
-    max_backlog: float,
-) -> ColumnRecord:
-    """Return the record of a pick; see ``pick_record`` for the endpoints that it keeps."""
-    places, held = None, holders
-    if columns.many:
-        few = len(holders) <= KEPT
-        kept = _kept(columns, costs, best, holders)
-        places = np.array(kept)
-        held = holders if few else {at: holders[at] for at in kept if at in holders}
-    return ColumnRecord.of(
-        recorded,
-        places,
-        columns.figures(places),
-        best,
-        held,
-        tokens,
-        pool,
-        part,
-        policy,
-        now,
-        max_backlog,
-    )
-
-
-def _all_full(columns: LoadColumns, full: Any) -> bool:
-    """Return whether each endpoint has a full batch, too much backlog, or a full KV cache."""
-    if full is None:
-        return all(columns.full)
-    return all(here or other for here, other in zip(full, columns.full, strict=True))
+    best = best_of_few(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
+    hit = holders.get(best[0], NO_MATCH)
+    shown = scored_best(columns, best[0], hit, tokens, pool, part, full, policy, now)
+    record = None
+    if columns.pool is not None:
+        record = ColumnRecord.of(
+            columns.pool,
+            None,
+            columns.figures(None),
+            best,
+            holders,
+            tokens,
+            pool,
+            part,
+            policy,
+            now,
+            max_backlog,
+        )
+    return shown, tuple([able[at].endpoint.hostport for at in best]), record
 
 
 def _price_tiers(
@@ -339,7 +240,7 @@ def _costs(
     pool: PoolCost,
     part: float,
     policy: Policy,
-) -> Any:
+) -> list[float]:
     """Return the costs, without what is the same for all.
 
     With what an endpoint holds, it saves work, evicted blocks and a copy, all in proportion to the tokens.
@@ -348,11 +249,7 @@ def _costs(
     cold = price * (pool.least_uncached + part * (tokens - pool.least_uncached))
     columns.price_running(policy.running_seconds)
     wait = columns.wait_at(now)
-    if columns.many:
-        costs = seconds * cold
-        costs += wait
-        costs += columns.standing
-    elif columns.uniform:  # then the work of a prompt of which nothing is cached is the same for all
+    if columns.uniform:  # then the work of a prompt of which nothing is cached is the same for all
         costs = columns.standing.copy() if wait is columns.none else list(map(add, wait, columns.standing))
     else:
         rows = zip(seconds, wait, columns.standing, strict=True)
@@ -362,16 +259,11 @@ def _costs(
     # saved seconds per cached token: so much times those of prefill, and so much anyway
     by_rate, anyway = part * price, part * policy.evicted / pool.mean_rate + pool.copy_seconds
     last = tokens - 1  # a prompt that is wholly cached still computes its last token
-    if columns.many and len(holders) > _LOOP:
-        at = list(holders)
-        saved = np.minimum([hit.tokens for hit in holders.values()], last)
-        costs[at] -= saved * (by_rate * seconds[at] + anyway)
-    else:
-        before, second, saving = None, 0.0, 0.0
-        for place, hit in holders.items():
-            if hit is not before or seconds[place] != second:  # most hold the same, at the same rate
-                before, second, cached = hit, seconds[place], hit.tokens
-                saved = cached if cached < last else last  # noqa: FURB136  (min takes twice as long)
-                saving = saved * (by_rate * second + anyway)
-            costs[place] -= saving
+    before, second, saving = None, 0.0, 0.0
+    for place, hit in holders.items():
+        if hit is not before or seconds[place] != second:  # most hold the same, at the same rate
+            before, second, cached = hit, seconds[place], hit.tokens
+            saved = cached if cached < last else last  # noqa: FURB136  (min takes twice as long)
+            saving = saved * (by_rate * second + anyway)
+        costs[place] -= saving
     return costs

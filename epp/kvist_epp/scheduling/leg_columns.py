@@ -18,10 +18,8 @@ from kvist_epp.load.prefill_share import MEMORY_SECONDS
 from kvist_epp.load.tpot_admission import LEAST_SHARE, STEP_SECONDS
 from kvist_epp.scheduling.best_endpoints import least
 from kvist_epp.scheduling.cost import (
-    CachedPrefix,
     Policy,
     complete,
-    pool_cost,
     terms_in,
 )
 from kvist_epp.scheduling.leg_costs import (
@@ -31,8 +29,6 @@ from kvist_epp.scheduling.leg_costs import (
 )
 from kvist_epp.scheduling.leg_table import LegFigures, LegTable, Places, Vector, WarmPairs
 from kvist_epp.scheduling.pick import Demand, cost_rows
-from kvist_epp.scheduling.tier_price import price_tiers
-from kvist_epp.scheduling.tpot_columns import uncached_of_all
 
 Flags = NDArray[np.bool_]
 PAIRED: Final = 4
@@ -61,27 +57,14 @@ class LegColumns:
         self.slot, self.tpot = figures.slot, figures.tpot
         self.backlog = figures.backlog_at(now)
         self.share = figures.share_of_prompts(now)
+        held = figures.held(demand.hits, table.place, policy, now)
+        self.uncached = held.uncached(self.count, demand.tokens)
         self.loading = np.zeros(self.count)
-        holders: dict[int, CachedPrefix] = {}
-        for key, hit in demand.hits.items():
-            if (at := table.place.get(key)) is None:
-                continue
-            if hit.lower:
-                load = table.candidates[at].load
-                hit = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates, now)
-                self.loading[at] = hit.loading
-            holders[at] = hit
-        self.uncached = uncached_of_all(self.count, demand.tokens, holders)
-        self.pool, self.part = pool_cost(
-            float(self.running.mean()),
-            float((figures.kv_full_at < inf).mean()),
-            float(self.rate.mean()),
-            int(self.uncached.min()),
-            [hit.tokens for hit in holders.values()],
-            demand.tokens,
-            demand.uses,
-            policy,
-        )
+        if held.loading is not None:
+            self.loading[held.places] = held.loading
+        running, rate = float(self.running.mean()), float(figures.rate.mean())
+        kv_full = float((figures.kv_full_at < inf).mean())
+        self.pool, self.part = held.pool_cost(running, kv_full, rate, demand.tokens, demand.uses, policy)
         self.own = self.pool.least_uncached + self.part * (self.uncached - self.pool.least_uncached)
         slowest = float((figures.decode_seconds * table.decoders).max())
         self.answer_seconds = slowest or rules.decode_seconds

@@ -4,7 +4,7 @@ Among many endpoints these figures are columns, of which only those of loads tha
 again, as for picks (``load_columns``). What depends on the endpoints alone is found once.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from kvist_epp.load.endpoint_load import DEFAULT_TRANSFER_RATE, EndpointLoad
 from kvist_epp.load.prefill_share import MEMORY_SECONDS
-from kvist_epp.scheduling.cost import slot_seconds
+from kvist_epp.scheduling.cost import CachedPrefix, Policy, slot_seconds
+from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
 from kvist_epp.scheduling.pick import Candidate, allows
 from kvist_epp.scheduling.tpot_columns import TpotColumns
 
@@ -47,12 +48,13 @@ class LegFigures:
         "share_seconds",
         "slot",
         "slot_limit",
+        "tiers",
         "tpot",
         "transfer_rate",
         "waiting",
     )
 
-    def __init__(self, columns: Vector, tpot: TpotColumns | None) -> None:
+    def __init__(self, columns: Vector, tpot: TpotColumns | None, tiers: TierColumns) -> None:
         """``columns``: one for each of the names below, in their order."""
         self._columns = columns
         self.rate: Vector
@@ -109,23 +111,31 @@ class LegFigures:
         ) = columns
         self.tpot = tpot
         """Figures of their TPOT targets; None: there is no target."""
+        self.tiers = tiers
 
     @classmethod
     def of(cls, loads: Sequence[EndpointLoad]) -> "LegFigures":
         """Return the figures of these loads."""
         tpot = None if loads[0].tpot is None else TpotColumns.of(loads)  # of all endpoints, or of none
-        return cls(np.array([_figures(load) for load in loads]).T, tpot)
+        return cls(np.array([_figures(load) for load in loads]).T, tpot, TierColumns(loads))
 
     def refresh(self, at: int, load: EndpointLoad) -> None:
         """Copy the figures of the load at this place, which has changed."""
         self._columns[:, at] = _figures(load)
+        self.tiers.refresh(at)
         if self.tpot is not None:
             self.tpot.refresh(at, load)
 
     def take(self, places: Places) -> "LegFigures":
         """Return the figures of a part of the endpoints."""
         tpot = None if self.tpot is None else self.tpot.take(places)
-        return LegFigures(self._columns[:, places], tpot)
+        return LegFigures(self._columns[:, places], tpot, self.tiers.take(places))
+
+    def held(
+        self, hits: Mapping[str, CachedPrefix], place: Mapping[str, int], policy: Policy, now: float
+    ) -> HeldColumns:
+        """Return what the endpoints at these places hold of a prompt."""
+        return HeldColumns.of(hits, place, self.tiers, self.seconds, policy, now)
 
     def backlog_at(self, now: float) -> Vector:
         """Return the seconds of backlog, as ``EndpointLoad.drain`` would leave them."""

@@ -1,12 +1,13 @@
 """Figures of the loads of a pool, column by column, for picks among many endpoints. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
 import numpy as np
 
-from kvist_epp.scheduling.cost import slot_seconds
+from kvist_epp.scheduling.cost import CachedPrefix, Policy, slot_seconds
+from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
 from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.scheduling.pick_record import FIGURES, RECORDED_COLUMNS, RecordedPool
 from kvist_epp.scheduling.tpot_columns import TpotColumns
@@ -42,6 +43,7 @@ class LoadColumns:
         "seconds",
         "slot",
         "standing",
+        "tiers",
         "total_kv_full",
         "total_rate",
         "total_running",
@@ -89,6 +91,8 @@ class LoadColumns:
         """The columns that records of picks take their figures from, in the order of ``FIGURES``."""
         self.packed = bytearray(FIGURES.size * count) if pool and not self.many else None
         """The same of few endpoints: ``FIGURES`` of each, which records copy as a whole."""
+        self.tiers: TierColumns | None = None
+        """Figures of their slower tiers, once a prompt is there; for arrays only."""
         self.tpot: TpotColumns | None = None
         """Figures of their TPOT targets; for arrays only."""
         if self.many and candidates[0].load.tpot is not None:  # of all endpoints, or of none
@@ -132,6 +136,8 @@ class LoadColumns:
             self.total_kv_full = float(self.total_kv_full)
         if self.tpot is not None:
             self.tpot.refresh(at, load)
+        if self.tiers is not None:
+            self.tiers.refresh(at)
         if self.packed is not None:
             _pack_figures(self.packed, at * FIGURES.size, wait, until, running, rate, slot, batch_full)
 
@@ -141,6 +147,12 @@ class LoadColumns:
             self.running_seconds = seconds
             for at in range(len(self.candidates)):
                 self.standing[at] = seconds * self.running[at] + self.slot[at]
+
+    def held(self, hits: Mapping[str, CachedPrefix], policy: Policy, now: float) -> HeldColumns:
+        """Return what many endpoints hold of a prompt, by keys of endpoints."""
+        if self.tiers is None:
+            self.tiers = TierColumns([one.load for one in self.candidates])
+        return HeldColumns.of(hits, self.place, self.tiers, self.seconds, policy, now)
 
     def figures(self, places: Any) -> Any:
         """Return the ``FIGURES`` of the endpoints at these places for a record: packed those of all for None,

@@ -5,7 +5,7 @@ computed a prompt; the rest follows from the clock. So whether it defers a promp
 of columns, which hardly take longer for a thousand endpoints than for fifty (``docs/decisions/0066``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from kvist_epp.load.tpot_admission import (
     STEP_SECONDS,
     AdmissionFigures,
 )
-from kvist_epp.scheduling.cost import CachedPrefix, Policy, PoolCost
+from kvist_epp.scheduling.cost import Policy, PoolCost
 
 Vector = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -144,14 +144,3 @@ class TpotColumns:
         share, allowance, at = self._columns[:_FREE]
         found: Vector = np.minimum(STEP_SECONDS, allowance + share * np.maximum(0.0, now - at))
         return found
-
-
-def uncached_of_all(count: int, tokens: int, holders: Mapping[int, CachedPrefix]) -> Vector:
-    """Return the tokens of a prompt that each of ``count`` endpoints would compute; ``holders``: those that
-    hold something of it, by place."""
-    uncached = np.full(count, float(tokens))
-    if holders and tokens:
-        held = np.array([hit.tokens for hit in holders.values()], dtype=np.float64)
-        # one that is wholly cached still computes its last token
-        uncached[list(holders)] = np.maximum(tokens - held, 1.0)
-    return uncached

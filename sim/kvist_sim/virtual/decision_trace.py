@@ -304,7 +304,7 @@ class Replay:
         if entry.kind == "EndpointRegistry.on_tick":
             self.kvist.director.on_tick(self._now())
             for key, precise in entry.precise.items():
-                self.kvist.director.lookup.members[key].precise = precise
+                self.kvist.director.lookup.set_precise(key, precise=precise)
         elif entry.kind == "EndpointRegistry.activate":
             assert self._model is not None, "the trace is of a picker with a model"
             ingestor = Ingestor(self.kvist.director.index, self._model)

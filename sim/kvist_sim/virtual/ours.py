@@ -24,7 +24,7 @@ from kvist_epp.extproc.pick_request import Decision, Effect, PickResult
 from kvist_epp.flowcontrol.driver import SLICE_SECONDS
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 from kvist_epp.http2.call import UNKNOWN_PEER
-from kvist_epp.index.lookup import Member
+from kvist_epp.index.cached_part import Member
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import Attempt, RequestListener
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, LABEL_ROLES, REQUEST_ID_HEADER, SESSION_HEADER

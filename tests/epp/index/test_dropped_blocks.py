@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.cached_part import CachedPart, with_shorter_credit
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import CachedPart, Member, with_shorter_credit
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 
 ROOT = (None, None)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.epp.parts import BLOCK
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.cached_part import CachedPart
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import CachedPart, Member
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree import eviction
 from kvist_epp.names import HOST_MEDIUM, SHARED_MEDIUM, STORAGE_MEDIUM

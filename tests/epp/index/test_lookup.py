@@ -2,8 +2,8 @@ import pytest
 from tests.epp.parts import BLOCK
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.cached_part import CachedPart, without_end
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import CachedPart, Member, without_end
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import Hit
 

@@ -5,7 +5,8 @@ import pytest
 from tests.epp.kvevents.recorded_tiers import GOLDEN, NumberedTokens, recorded
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.ingestion import Ingestor
 

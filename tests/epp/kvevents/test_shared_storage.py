@@ -7,7 +7,8 @@ from tests.epp.kvevents.test_tier_blocks import aged, placeholder
 from tests.fakes.learning import PROMPT, Learning, stored
 
 from kvist_epp.engines.vllm.kv_events import Removed
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import Hit
 

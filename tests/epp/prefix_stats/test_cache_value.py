@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.prefix_stats.cache_value import PLACES, CacheValue, EndpointCacheValue
 

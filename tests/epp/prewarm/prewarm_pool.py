@@ -5,7 +5,8 @@ from itertools import count
 
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index, Root
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import LABEL_ROLES

@@ -9,7 +9,7 @@ from tests.epp.parts import Parts, ask, chat, make
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.engines.vllm.engine_metrics import EngineSample, ServedModels
-from kvist_epp.index.lookup import Member
+from kvist_epp.index.cached_part import Member
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.names import TENANT_HEADERS
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes

@@ -36,6 +36,7 @@ EVENTS = st.tuples(
             "remote",
             "silent",
             "tiers",
+            "load",
             "keep",
             "receive",
             "queue",
@@ -89,8 +90,11 @@ class World:
                 transfer_rate=900.0 + tokens if tokens % 3 else None,
             )
         elif what == "tiers":
-            load.tier_rates = {"CPU": 1.0 + tokens} if tokens % 2 else {}
-            load.skipped_media = frozenset(({"CPU"}, {"X"}, {"CPU", "X"}, ())[tokens % 4])
+            rates = {"CPU": 1.0 + tokens} if tokens % 2 else {}
+            skipped = frozenset(({"CPU"}, {"X"}, {"CPU", "X"}, ())[tokens % 4])
+            tracker.calibrate_tiers(key, rates, skipped=skipped, limited=tokens % 3 == 0)
+        elif what == "load":
+            load.occupy(("CPU", "X")[tokens % 2], tokens / 5000, now)
         elif what == "silent" and some:
             tracker.end_remote(some, now, untracked=True)
         else:

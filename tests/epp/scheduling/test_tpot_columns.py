@@ -17,8 +17,9 @@ from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tpot_admission import FRESH_SECONDS, LIGHT_TOKENS, STEP_SECONDS, TpotAdmission
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.cost import DEFAULT, TERMS, EndpointCost, Match, PoolCost, terms
+from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
 from kvist_epp.scheduling.pick import Candidate, Demand, cost_rows
-from kvist_epp.scheduling.tpot_columns import TpotColumns, uncached_of_all
+from kvist_epp.scheduling.tpot_columns import TpotColumns
 
 NOW = 100.0
 ELSEWHERE = ("slot", "load", "decode")
@@ -70,21 +71,22 @@ def test_costs_are_those_of_one_endpoint_after_the_other(
     candidates = [
         Candidate(Endpoint(f"p{number}", "ns", "10.0.0.1", number), load) for number, load in enumerate(loads)
     ]
-    holders = {at: Match(min(figures["held"], tokens)) for at, figures in enumerate(drawn) if figures["held"]}
+    held = [min(figures["held"], tokens) for figures in drawn]
+    hits = {f"ns/p{at}": Match(each) for at, each in enumerate(held) if each}
     columns = TpotColumns(len(loads))
     for at, load in enumerate(loads):
         columns.refresh(at, load)
 
-    rows = cost_rows(
-        candidates, Demand(tokens, {f"ns/p{at}": hit for at, hit in holders.items()}), NOW, DEFAULT
-    )
+    rows = cost_rows(candidates, Demand(tokens, hits), NOW, DEFAULT)
     named = dict(zip(TERMS, terms(rows, tokens, uses), strict=True))
     expected = [sum(named[name][at] for name in TERMS if name not in ELSEWHERE) for at in range(len(rows))]
     pool, part = _pool(rows, named)
-    uncached = uncached_of_all(len(rows), tokens, holders)
-    assert uncached.tolist() == [row.uncached for row in rows]
     waits = np.array([load.backlog_tokens / load.rate for load in loads])
     seconds = np.array([1.0 / load.rate for load in loads])
+    place = {one.endpoint.key: at for at, one in enumerate(candidates)}
+    holders = HeldColumns.of(hits, place, TierColumns(loads), seconds, DEFAULT, NOW)
+    uncached = holders.uncached(len(rows), tokens)
+    assert uncached.tolist() == [row.uncached for row in rows]
     found = columns.costs(uncached, seconds, waits, NOW, pool, part, DEFAULT)
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 

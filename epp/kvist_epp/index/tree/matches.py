@@ -48,7 +48,7 @@ class Matches(msgspec.Struct, eq=False):
 
     groups: list[Group] = []
     """Most tokens first."""
-    _bits: Mapping[int, int] = NO_BITS
+    bits: Mapping[int, int] = NO_BITS
     """Publisher number → its bit in the groups."""
     _publishers: Mapping[int, int] = NO_BITS
     """The reverse."""
@@ -63,18 +63,19 @@ class Matches(msgspec.Struct, eq=False):
         """The most tokens that a publisher holds."""
         return self.groups[0][1] if self.groups else 0
 
-    def publishers(self) -> list[int]:
-        """Return the publishers that hold any part of the prompt."""
+    def publishers(self, without: int = 0) -> list[int]:
+        """Return the publishers that hold any part of the prompt, but not those with the bits ``without``."""
         anybody = 0
         for group in self.groups:
             anybody |= group[0]
-        if anybody.bit_count() * _FEW <= len(self._bits):  # taking out a bit takes longer than testing one
+        anybody &= ~without
+        if anybody.bit_count() * _FEW <= len(self.bits):  # taking out a bit takes longer than testing one
             return [self._publishers[bit] for bit in each(anybody)]
-        return [publisher for publisher, bit in self._bits.items() if bit & anybody]
+        return [publisher for publisher, bit in self.bits.items() if bit & anybody]
 
     def of(self, publisher: int) -> Hit:
         """Return the best hit of one publisher: most tokens, then least to load, then most bytes."""
-        bit = self._bits.get(publisher, 0)
+        bit = self.bits.get(publisher, 0)
         best, least = MISS, (0, 0)
         for index, (holders, tokens, size, loads, segment) in enumerate(self.groups):
             if tokens < best.tokens:
@@ -95,7 +96,7 @@ class Matches(msgspec.Struct, eq=False):
     def end(self, publisher: int) -> tuple[Segment, int] | None:
         """Return where the longest hit of one publisher ends, as a segment and a number of its blocks; None
         without a hit."""
-        bit = self._bits.get(publisher, 0)
+        bit = self.bits.get(publisher, 0)
         for holders, tokens, _, _, segment in self.groups:
             if holders & bit:
                 return segment, tokens // segment.tree.block_size - segment.base

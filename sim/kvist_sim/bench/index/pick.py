@@ -22,7 +22,8 @@ from kvist_epp.app.process import freeze_startup_objects
 from kvist_epp.disaggregation.partners import wanted_pairs
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Found, Lookup, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Found, Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker

@@ -21,7 +21,8 @@ from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.cached_part import Member
+from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_feed import FollowedPublisher
