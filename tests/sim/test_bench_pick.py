@@ -20,7 +20,7 @@ def test_a_row_for_each_case_and_number_of_endpoints(tmp_path: Path) -> None:
     found = json.loads(file.read_text())
 
     assert [(row["held_by"], row["endpoints"]) for row in found["rows"]] == [
-        (case, count) for case in ("all", "ten", "none") for count in (1, 3)
+        (case, count) for case in ("all", "storage", "ten", "none") for count in (1, 3)
     ]
     assert all(row["lookup_us"] > 0 and row["pick_us"] > 0 for row in found["rows"])
     assert code == bool(found["broken"])
@@ -57,12 +57,12 @@ def test_picks_under_a_tpot_target_have_a_bound_and_a_section_of_their_own(tmp_p
 
 def test_the_best_endpoint_holds_the_prompt_and_loads_change() -> None:
     """The first pick goes to a holder, and the request that it sends is in the load of the next one."""
-    pool = BusyPool(5, 2, chain("warm", 64), 0.0)
+    pool = BusyPool(15, "ten", chain("warm", 64), 0.0)
     found = pool.look()
     picked = [pool.pick(found).best for _ in range(40)]
 
     assert found.tokens >= 64 * BLOCK_SIZE
-    assert set(found.hits) == {"pool/engine-0", "pool/engine-1"}
+    assert set(found.hits) == {f"pool/engine-{number}" for number in range(10)}
     assert picked[0].endpoint.key in found.hits
     assert picked[0].running == 30
     assert max(one.running for one in picked) > 30

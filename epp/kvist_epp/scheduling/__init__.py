@@ -1,6 +1,8 @@
 """The routing policy: the cost of each endpoint, and the choice. Pure.
 
-- ``candidate_table``: the choice among many endpoints, over arrays.
+- ``candidate_table``: the choice among the endpoints of a pool, over figures that are kept.
+- ``many_endpoints``: the same among many, by operations on arrays.
+- ``held_columns``: the parts of a prompt that many endpoints hold, and the price of loading them.
 - ``load_columns``: the figures of the loads that picks read, as columns.
 - ``tpot_columns``: the cost under a TPOT target, over columns.
 - ``best_endpoints``: the best of many costs, in order.

@@ -13,14 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvist_epp.load.endpoint_load import EndpointLoad, lane
-from kvist_epp.scheduling.cost import NO_MATCH, CachedPrefix, Policy, PoolCost, price_of_work, share_of_copy
+from kvist_epp.scheduling.cost import NO_MATCH, CachedPrefix, Policy, PoolCost, pool_cost
 from kvist_epp.scheduling.tier_price import PricedPrefix, price_tiers
 
 Vector = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Places = NDArray[np.intp]
-FEW_HOLDERS: Final = 16
-"""Endpoints that load from the same media, up to which each is priced alone."""
+_NOWHERE: Final[Places] = np.empty(0, np.intp)
+_NOTHING: Final[Vector] = np.empty(0)
+FEW_HOLDERS: Final = 8
+"""Endpoints up to which a loop is faster than operations on arrays."""
 
 
 class TierColumns:
@@ -135,6 +137,8 @@ class HeldColumns(msgspec.Struct):
 
         ``seconds``: of prefill for a token on each endpoint.
         """
+        if not hits:
+            return cls({}, _NOWHERE, _NOTHING, tiers)
         held = {place[key]: hit for key, hit in hits.items() if key in place}
         places = np.fromiter(held, np.intp, len(held))
         tokens = np.fromiter([hit.tokens for hit in held.values()], np.float64, len(held))
@@ -182,13 +186,10 @@ class HeldColumns(msgspec.Struct):
         self, running: float, kv_full: float, mean_rate: float, tokens: int, uses: float, policy: Policy
     ) -> tuple[PoolCost, float]:
         """Return what ``cost.pool_cost`` returns."""
-        most = float(self.tokens.max()) if len(self.tokens) else 0.0
-        part = 1.0
-        if uses and most:
-            part = share_of_copy(uses, int((self.tokens >= policy.copy_share * most).sum()), policy)
-        price = price_of_work(running, kv_full, policy)
-        least = max(tokens - int(most), min(tokens, 1))
-        return PoolCost(price, mean_rate, least, policy.copy_seconds / max(tokens, 1)), part
+        held = self.tokens.tolist()
+        # a prompt that is wholly cached still computes its last token
+        least = max(tokens - int(max(held, default=0)), min(tokens, 1))
+        return pool_cost(running, kv_full, mean_rate, least, held, tokens, uses, policy)
 
     def priced(self, at: int, policy: Policy, now: float) -> CachedPrefix:
         """Return what the endpoint at this place holds, with the price of loading."""

@@ -20,7 +20,7 @@ from kvist_epp.scheduling.cost import (
     terms_of_one,
     uncached_tokens,
 )
-from kvist_epp.scheduling.held_columns import HeldColumns
+from kvist_epp.scheduling.held_columns import FEW_HOLDERS, HeldColumns
 from kvist_epp.scheduling.load_columns import LoadColumns
 from kvist_epp.scheduling.pick import Demand, Ranking, ScoredEndpoint, cost_rows, scored
 from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, RankingRecord
@@ -168,9 +168,12 @@ def _costs(
         return costs
     # saved seconds per cached token: so much times those of prefill, and so much anyway
     by_rate, anyway = part * price, part * policy.evicted / pool.mean_rate + pool.copy_seconds
-    saved = np.minimum(held.tokens, tokens - 1)  # one that is wholly cached still computes its last token
-    saved *= by_rate * seconds[at] + anyway
-    costs[at] -= saved
+    last = tokens - 1  # one that is wholly cached still computes its last token
+    if len(at) > FEW_HOLDERS:
+        costs[at] -= np.minimum(held.tokens, last) * (by_rate * seconds[at] + anyway)
+    else:
+        for place, cached in zip(held.hits, held.tokens.tolist(), strict=True):
+            costs[place] -= min(cached, last) * (by_rate * seconds[place] + anyway)
     return costs
 
 

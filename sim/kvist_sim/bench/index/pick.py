@@ -1,9 +1,10 @@
 """``python -m kvist_sim.bench.index.pick``: CPU of a pick among many endpoints.
 
 Every endpoint has 30 requests under way. One prompt of 32,768 tokens (131 KB) is held whole by all
-endpoints, by ten, or by none. CPU of the look-up in index and history, and of the pick, apart: the pick is
-the product's ``CandidateTable``, with the accounting of the request it sends and of one that ends, which
-change the columns. Times are the best of several rounds, which alternate between the cases.
+endpoints, by a storage that all share, by ten, or by none. CPU of the look-up in index and history, and of
+the pick, apart: the pick is the product's ``CandidateTable``, with the accounting of the request it sends and
+of one that ends, which change the columns. Times are the best of several rounds, which alternate between the
+cases.
 """
 
 import argparse
@@ -39,8 +40,9 @@ ENDPOINTS: Final = (20, 100, 1000)
 RUNNING: Final = 30
 """Requests on each endpoint, every other one with half of its prompt to prefill."""
 TEN: Final = 10
-CASES: Final = ("all", "ten", "none")
-"""Endpoints that hold the prompt."""
+STORAGE: Final = "storage"
+CASES: Final = ("all", STORAGE, "ten", "none")
+"""Endpoints that hold the prompt, or the storage that all share."""
 USES: Final = 7.0
 """Requests that recently had the prompt's prefix: a popular one, of which a copy may pay."""
 ROUNDS: Final = 25
@@ -55,13 +57,19 @@ class BusyPool:
     """Endpoints that are all busy, the first of which hold the prompt."""
 
     def __init__(
-        self, count: int, holders: int, prompt: Chain, tpot_seconds: float, *, splits: bool = False
+        self, count: int, case: str, prompt: Chain, tpot_seconds: float, *, splits: bool = False
     ) -> None:
         self._index, self._tracker = Index(), LoadTracker(tpot_seconds=tpot_seconds)
         self._lookup = Lookup(self._index, RoutingHistory())
         self._prompt = prompt.prompt
         candidates = [self._member(number) for number in range(count)]
-        for number in range(holders):
+        if case == STORAGE:
+            shared = self._index.publisher(STORAGE)
+            prompt.store(self._index, shared)
+            self._lookup.storages = {STORAGE: shared}
+            for candidate in candidates:
+                self._lookup.join_storage(candidate.endpoint.key, STORAGE)
+        for number in range({"all": count, "ten": min(TEN, count)}.get(case, 0)):
             prompt.store(self._index, self._index.publisher(f"{candidates[number].endpoint.key}/0"))
         self._requests: deque[InFlightRequest] = deque()
         for at in range(RUNNING):
@@ -148,11 +156,10 @@ def measure(
 ) -> PickReport:
     """Measure every case with every number of endpoints."""
     cells = [(case, count) for case in CASES for count in endpoints]
-    pools = [
-        BusyPool(count, _holders(case, count), prompt, tpot_seconds, splits=splits) for case, count in cells
-    ]
+    pools = [BusyPool(count, case, prompt, tpot_seconds, splits=splits) for case, count in cells]
     found = [pool.look() for pool in pools]
-    assert [len(one.hits) for one in found] == [_holders(case, count) for case, count in cells]
+    held = {"all": max(endpoints), STORAGE: max(endpoints), "ten": TEN, "none": 0}
+    assert [len(one.hits) for one in found] == [min(held[case], count) for case, count in cells]
     times: list[list[tuple[float, float]]] = [[] for _ in cells]
     for _ in range(ROUNDS):
         for pool, known, rounds in zip(pools, found, times, strict=True):
@@ -162,10 +169,6 @@ def measure(
         look, pick = (min(both) * 1e6 for both in zip(*rounds, strict=True))
         rows.append(PickFigures(case, count, look, pick))
     return PickReport(rows, tpot_seconds, splits)
-
-
-def _holders(case: str, count: int) -> int:
-    return {"all": count, "ten": min(TEN, count), "none": 0}[case]
 
 
 def _seconds(call: Callable[[], object]) -> float:
