@@ -11,7 +11,6 @@ from kvist_epp.director.director import Director
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.response import FirstToken, ObservedResponse
 from kvist_epp.load.in_flight import InFlightRequest
-from kvist_epp.scheduling.pick import allows
 
 PREFILLED_STATUS: Final = range(200, 400)
 """HTTP statuses of requests that the engine computed; others were refused without a prefill."""
@@ -104,8 +103,6 @@ class CompletionHandler:
     def _move(self, request: InFlightRequest, address: str, now: float) -> None:
         """Move a request to the endpoint that served it; the address of a proxy, which is no endpoint's, is
         ignored."""
-        names = (address,)
-        candidates = self._director.candidates
-        served = next((c.endpoint for c in candidates if allows(names, c.endpoint)), None)
+        served = self._director.candidate_table.at(address)
         if served is not None:
-            self._director.progress.on_served_elsewhere(request, served, now)
+            self._director.progress.on_served_elsewhere(request, served.endpoint, now)

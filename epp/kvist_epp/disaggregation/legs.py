@@ -246,7 +246,8 @@ class SecondLeg:
     ) -> tuple[ScoredEndpoint, tuple[str, ...], str]:
         """Return where leg 2 goes, what the gateway may fall back to, and why the blocks are not used."""
         director, decode = self._director, leg.split.decode
-        candidates = {one.endpoint.key: one for one in director.candidates}
+        table = director.candidate_table
+        candidates = table.by_key
         prefill = candidates.get(leg.split.prefill.endpoint.key)
         chosen = candidates.get(decode.endpoint.key)
         if chosen is None or chosen.refusal or not same_engine(chosen.endpoint, decode.endpoint):
@@ -259,8 +260,7 @@ class SecondLeg:
             return picked.best, picked.hostports, fallback
         others = leg.picked.hostports
         if not fallback and prefill is not None:
-            able = {one.endpoint.hostport for one in director.candidates if can_pair(prefill, one)}
-            others = tuple([one for one in others if one in able])
+            others = tuple([host for host in others if (one := table.at(host)) and can_pair(prefill, one)])
         mine = chosen.endpoint.hostport
         limit = max(1, len(leg.picked.hostports))
         return decode, (mine, *[one for one in others if one != mine])[:limit], fallback

@@ -9,11 +9,11 @@ columns find the best ones and ``pick`` computes the terms of these, among few `
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 from operator import add
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.scheduling.best_endpoints import best_of_few
 from kvist_epp.scheduling.cost import DEFAULT, NO_MATCH, CachedPrefix, Policy, PoolCost, pool_cost
 from kvist_epp.scheduling.leg_table import LegTable
-from kvist_epp.scheduling.load_columns import LoadColumns
+from kvist_epp.scheduling.load_columns import EndpointSubset, LoadColumns
 from kvist_epp.scheduling.many_endpoints import Picked, pick_of_many, pick_under_target, scored_best
 from kvist_epp.scheduling.pick import (
     MAX_ENDPOINTS,
@@ -30,6 +30,7 @@ from kvist_epp.scheduling.pick import (
     Demand,
     ScoredEndpoint,
     allows,
+    canonical,
     rank,
     why_none,
 )
@@ -78,12 +79,11 @@ class CandidateTable:
         self._candidates = tuple(candidates)
         self._changed = changed
         self._record = record
-        self._columns = LoadColumns(
-            [one for one in candidates if not one.refusal], RecordedPool.of(candidates) if record else None
-        )
+        able = [one for one in candidates if not one.refusal]
+        self._columns = LoadColumns(EndpointSubset.of(able, RecordedPool.of(candidates) if record else None))
         self._place_of_load = {one.load: at for at, one in enumerate(self._columns.candidates)}
         self._legs: LegTable | None = None
-        self._members: Callable[[tuple[str, ...]], _SubsetEndpoints] = lru_cache(_SUBSETS)(self._within)
+        self._members: Callable[[tuple[str, ...]], EndpointSubset] = lru_cache(_SUBSETS)(self._within)
 
     def choose(
         self,
@@ -109,7 +109,7 @@ class CandidateTable:
         if subset is not None:
             members = self._members(subset)
             if len(members.candidates) < len(columns.candidates):
-                columns = LoadColumns(members.candidates, members.pool)
+                columns = columns.part(members, policy.running_seconds)
         able = columns.candidates
         if not able:
             raise NoEndpoints(why_none(self._candidates, subset))
@@ -129,6 +129,24 @@ class CandidateTable:
             None if columns.pool is None else RankingRecord.of(columns.pool, ranking, demand.tokens),
         )
 
+    @cached_property
+    def by_key(self) -> Mapping[str, Candidate]:
+        """All candidates by the key of their endpoint, whether they may be picked or not."""
+        return {one.endpoint.key: one for one in self._candidates}
+
+    def at(self, address: str) -> Candidate | None:
+        """Return the candidate at an address with or without its port; None: there is none."""
+        [name] = canonical((address,)) or [""]
+        return self._by_address.get(name)
+
+    @cached_property
+    def _by_address(self) -> Mapping[str, Candidate]:
+        found: dict[str, Candidate] = {}
+        for one in self._candidates:  # the first one counts, as everywhere
+            found.setdefault(one.endpoint.hostport, one)
+            found.setdefault(one.endpoint.address, one)
+        return found
+
     def legs(self) -> LegTable:
         """Return the endpoints that may take a leg, with the figures of now."""
         if self._legs is None:
@@ -144,16 +162,12 @@ class CandidateTable:
                 self._legs.refresh(load)
         self._changed.clear()
 
-    def _within(self, subset: tuple[str, ...]) -> "_SubsetEndpoints":
-        found = [one for one in self._columns.candidates if allows(subset, one.endpoint)]
-        return _SubsetEndpoints(found, RecordedPool.of(self._candidates, subset) if self._record else None)
-
-
-class _SubsetEndpoints(NamedTuple):
-    """The endpoints of a subset."""
-
-    candidates: list[Candidate]
-    pool: RecordedPool | None
+    def _within(self, subset: tuple[str, ...]) -> EndpointSubset:
+        able = self._columns.candidates
+        places = [at for at, one in enumerate(able) if allows(subset, one.endpoint)]
+        return EndpointSubset.of(
+            able, RecordedPool.of(self._candidates, subset) if self._record else None, places
+        )
 
 
 def _pick_of_few(

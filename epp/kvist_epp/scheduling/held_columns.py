@@ -30,13 +30,14 @@ class TierColumns:
 
     __slots__ = ("_limits", "_loads", "_media", "_until")
 
-    def __init__(self, loads: Sequence[EndpointLoad]) -> None:
+    def __init__(self, loads: Sequence[EndpointLoad], limits: Flags | None = None) -> None:
+        """``limits``: whether each engine can be kept from loading; None: it is read."""
         self._loads = loads
         self._media: dict[str, tuple[Vector, Flags]] = {}
         """Tokens/s loaded (0: not measured), and whether it is skipped; of the media asked for so far."""
         self._until: dict[str, Vector] = {}
         """By lane: when the loads that were sent will be done."""
-        self._limits = np.array([load.limits_loads for load in loads])
+        self._limits = np.array([load.limits_loads for load in loads]) if limits is None else limits
 
     def refresh(self, at: int) -> None:
         """Copy the figures of the load at this place, which has changed."""
@@ -50,7 +51,11 @@ class TierColumns:
 
     def take(self, places: Places) -> "TierColumns":
         """Return the columns of a part of the endpoints."""
-        return TierColumns([self._loads[at] for at in places.tolist()])
+        found = TierColumns([self._loads[at] for at in places.tolist()], self._limits[places])
+        for medium, (rates, skipped) in self._media.items():
+            found._media[medium] = rates[places], skipped[places]
+        found._until = {way: until[places] for way, until in self._until.items()}
+        return found
 
     def _add(self, medium: str) -> None:
         if medium in self._media:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvist_epp.scheduling.cost import CachedPrefix, Policy, slot_seconds
 from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
@@ -18,6 +19,28 @@ FEW: Final = 48
 """Endpoints up to which a loop is faster than operations on arrays."""
 
 
+class EndpointSubset(NamedTuple):
+    """A part of the endpoints of a pool."""
+
+    candidates: tuple[Candidate, ...]
+    place: Mapping[str, int]
+    """By key: place among ``candidates``."""
+    places: NDArray[np.intp]
+    """Their places in the pool."""
+    pool: RecordedPool | None
+    """The same endpoints for the records of picks; None: picks are not recorded."""
+
+    @classmethod
+    def of(
+        cls, candidates: Sequence[Candidate], pool: RecordedPool | None, places: Sequence[int] | None = None
+    ) -> "EndpointSubset":
+        """Return a part of a pool: the endpoints at these places; None: all of them."""
+        places = range(len(candidates)) if places is None else places
+        some = tuple([candidates[at] for at in places])
+        place = {one.endpoint.key: at for at, one in enumerate(some)}
+        return cls(some, place, np.array(places, np.intp), pool)
+
+
 class LoadColumns:
     """Figures of the loads that picks read: a list for each figure, a place in it for each endpoint.
 
@@ -25,6 +48,7 @@ class LoadColumns:
     """
 
     __slots__ = (
+        "_columns",
         "batch_full",
         "candidates",
         "full",
@@ -54,14 +78,13 @@ class LoadColumns:
         "waits_until",
     )
 
-    def __init__(self, candidates: Sequence[Candidate], pool: RecordedPool | None = None) -> None:
-        """``pool``: the same endpoints for the records of picks; None: picks are not recorded."""
-        self.candidates = tuple(candidates)
-        self.pool = pool
-        self.place = {one.endpoint.key: at for at, one in enumerate(candidates)}
-        count = len(candidates)
+    def __init__(self, endpoints: EndpointSubset, whole: "LoadColumns | None" = None) -> None:
+        """``whole``: columns of the pool of which these endpoints are a part; None: the loads are read."""
+        self.candidates, self.place, places, self.pool = endpoints
+        count = len(self.candidates)
         self.many = count > FEW
         columns: Any = np.zeros((11, count)) if self.many else [[0.0] * count for _ in range(11)]
+        self._columns = columns
         self.wait: Any
         """Seconds of backlog."""
         self.waits_until: Any
@@ -89,19 +112,46 @@ class LoadColumns:
         """Starts of some 32 equal parts of the columns; for arrays only."""
         self.recorded: Any = columns[:RECORDED_COLUMNS]
         """The columns that records of picks take their figures from, in the order of ``FIGURES``."""
-        self.packed = bytearray(FIGURES.size * count) if pool and not self.many else None
+        self.packed = bytearray(FIGURES.size * count) if self.pool and not self.many else None
         """The same of few endpoints: ``FIGURES`` of each, which records copy as a whole."""
         self.tiers: TierColumns | None = None
         """Figures of their slower tiers, once a prompt is there; for arrays only."""
         self.tpot: TpotColumns | None = None
         """Figures of their TPOT targets; for arrays only."""
-        if self.many and candidates[0].load.tpot is not None:  # of all endpoints, or of none
+        if self.many and self.candidates[0].load.tpot is not None:  # of all endpoints, or of none
             self.tpot = TpotColumns(count)
         self.total_running = self.total_kv_full = self.total_rate = self.full_batches = 0.0
         self.waiting_until = 0.0
         """No endpoint has a backlog from this time on, unless one gets another."""
+        if whole is not None:
+            self._copy(whole, places)
+            return
         for at in range(count):
             self.refresh(at)
+
+    def _copy(self, whole: "LoadColumns", places: NDArray[np.intp]) -> None:
+        """Copy the figures of the endpoints at these places of a pool."""
+        self.running_seconds, self.waiting_until = whole.running_seconds, whole.waiting_until
+        if self.many:
+            self._columns[:] = whole._columns[:, places]
+            totals = [float(each.sum()) for each in (self.running, self.kv_full, self.rate, self.batch_full)]
+            self.uniform = False
+            self.tpot = None if whole.tpot is None else whole.tpot.take(places)
+            self.tiers = None if whole.tiers is None else whole.tiers.take(places)
+        else:
+            at = places.tolist()
+            taken = (
+                whole._columns[:, places].tolist()
+                if whole.many
+                else [[values[n] for n in at] for values in whole._columns]
+            )
+            for column, values in zip(self._columns, taken, strict=True):
+                column[:] = values
+            totals = [sum(each) for each in (self.running, self.kv_full, self.rate, self.batch_full)]
+            self.uniform = self.rate.count(self.rate[0]) == len(at) if at else True
+            if self.packed is not None:
+                self.packed[:] = b"".join(map(FIGURES.pack, *self.recorded))
+        self.total_running, self.total_kv_full, self.total_rate, self.full_batches = totals
 
     def refresh(self, at: int) -> None:
         """Copy the figures of the load at this place, which has changed."""
@@ -147,6 +197,14 @@ class LoadColumns:
             self.running_seconds = seconds
             for at in range(len(self.candidates)):
                 self.standing[at] = seconds * self.running[at] + self.slot[at]
+
+    def part(self, endpoints: EndpointSubset, running_seconds: float) -> "LoadColumns":
+        """Return the columns of a part of the endpoints, as of now.
+
+        ``running_seconds``: cost of a running request.
+        """
+        self.price_running(running_seconds)
+        return LoadColumns(endpoints, self)
 
     def held(self, hits: Mapping[str, CachedPrefix], policy: Policy, now: float) -> HeldColumns:
         """Return what many endpoints hold of a prompt, by keys of endpoints."""

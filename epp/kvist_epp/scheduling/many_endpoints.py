@@ -130,6 +130,8 @@ def all_full(columns: LoadColumns, full: Any) -> bool:
 
     ``full``: what ``LoadColumns.full_now`` has returned.
     """
+    if columns.many:
+        return bool((columns.full > 0.0 if full is None else full | (columns.full > 0.0)).all())
     if full is None:
         return all(columns.full)
     return all(here or other for here, other in zip(full, columns.full, strict=True))

@@ -1,6 +1,6 @@
 """The table of candidates picks what the loop over objects picks, whatever has happened to the loads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -201,7 +201,7 @@ class World:
     limit=st.integers(1, 4),
     max_backlog=st.sampled_from([0.0, 0.7, 5.0, float("inf")]),
     near=st.sampled_from([0.001, 0.05]),
-    subset=st.none() | st.lists(st.integers(0, 60), min_size=1, max_size=9),
+    subset=st.none() | st.lists(st.integers(0, 60), min_size=1, max_size=9) | st.just(range(1, 63)),
     tpot=st.sampled_from([0.0, 0.0, 0.0, 0.05]),
 )
 def test_the_table_picks_what_the_loop_picks(
@@ -214,7 +214,7 @@ def test_the_table_picks_what_the_loop_picks(
     limit: int,
     max_backlog: float,
     near: float,
-    subset: list[int] | None,
+    subset: Sequence[int] | None,
     tpot: float,
 ) -> None:
     """Same endpoints in the same order, same terms of the cost; few endpoints and many, picks in between.
@@ -260,7 +260,7 @@ def compare(
     tokens: int,
     uses: float,
     turn: int,
-    subset: list[int] | None,
+    subset: Sequence[int] | None,
     given_to_picks: dict[str, Any],
 ) -> None:
     """Let these events happen, and compare a pick after each five of them, then all records."""
@@ -353,3 +353,19 @@ def test_prompts_that_are_computed_by_now_count_as_sequences() -> None:
         picked.append(world.table.choose(Demand(5_000), now=world.now).hostports[0])
     assert picked == [tight.endpoint.hostport, other.endpoint.hostport]
     assert picked[1] == choose(world.candidates, Demand(5_000), now=world.now)[0].endpoint.hostport
+
+
+def test_an_address_names_the_first_endpoint_that_has_it() -> None:
+    """With its port or without, whatever the form of the address; a proxy's is no endpoint's."""
+    tracker = LoadTracker()
+    places = [("10.0.0.1", 8000), ("10.0.0.1", 8001), ("fd00::1", 8000)]
+    pods = [
+        Candidate(Endpoint(f"p{n}", "ns", address, port), tracker.load(f"ns/p{n}"), ready=n != 1)
+        for n, (address, port) in enumerate(places)
+    ]
+    table = CandidateTable(pods, tracker.changed)
+    asked = ["10.0.0.1:8001", "10.0.0.1", "[fd00:0::1]:8000", "fd00::1", "10.9.9.9:80", "", "no address"]
+    found = [table.at(address) for address in asked]
+    assert [one and one.endpoint.name for one in found] == ["p1", "p0", "p2", "p2", None, None, None]
+    assert found == [next((one for one in pods if allows((each,), one.endpoint)), None) for each in asked]
+    assert list(table.by_key) == ["ns/p0", "ns/p1", "ns/p2"]
