@@ -9,10 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvist_epp.index.tree.matches import Group
+from kvist_epp.index.tree.holders import each
+from kvist_epp.index.tree.matches import Group, Hit, Loads, loaders, loads_of
 
 MANY: Final = 32
-"""Endpoints that hold the same, from which on this is faster than looking at each."""
+"""Endpoints of a pool from which on this is faster than looking at each; and endpoints that load the same
+from slower tiers."""
+_FEW: Final = 4
+"""Bits that are taken out of a set one by one."""
 
 
 class AlikeEndpoints:
@@ -42,29 +46,43 @@ class AlikeEndpoints:
 
     def keys(self, holders: int) -> list[str]:
         """Return the endpoints of these bits, which must be among ``bits``."""
+        if holders.bit_count() <= _FEW:
+            return [self._keys[bit.bit_length() - 1] for bit in each(holders)]
         packed = np.frombuffer(holders.to_bytes((holders.bit_length() + 7) // 8, "little"), dtype=np.uint8)
         places = np.unpackbits(packed, bitorder="little").nonzero()[0]
         found: list[str] = self._keys[places].tolist()
         return found
 
-    def of(self, groups: Iterable[Group]) -> Iterator[tuple[Group, int]]:
-        """Yield groups with those of their holders that hold no more elsewhere, where these are many.
+    def of(self, groups: Iterable[Group]) -> Iterator[tuple[int, Hit]]:
+        """Yield endpoints that hold the same, as bits, with what they hold.
 
-        ``groups``: most tokens first. Left out are holders with loads from slower tiers, and those that hold
-        as many tokens by another group: which of these counts is a question of each.
+        ``groups``: most tokens first. Left out are those that hold as many tokens by two groups, and those of
+        which few load the same from slower tiers: what counts there is a question of each.
         """
         seen = 0
         for run in _runs(groups):
+            once = twice = 0
             for group in run:
-                others = 0
-                for other in run:
-                    if other is not group:
-                        others |= other[0]
-                alone = group[0] & ~(seen | others) & self.bits
-                if group[3] is None and alone.bit_count() >= MANY:
-                    yield group, alone
+                twice |= once & group[0]
+                once |= group[0]
             for group in run:
-                seen |= group[0]
+                alone = group[0] & ~(seen | twice) & self.bits
+                _, tokens, size, loads, segment = group
+                if plain := alone & ~loaders(loads):
+                    yield plain, Hit(tokens, size)
+                for some in _loading_alike(alone & ~plain, loads):
+                    yield some, Hit(tokens, size, loads_of(some & -some, loads, segment.tree.block_size))
+            seen |= once
+
+
+def _loading_alike(holders: int, loads: Loads | None) -> list[int]:
+    """Return those of these holders that load the same, in sets that are large enough."""
+    found = [holders] if holders.bit_count() >= MANY else []
+    while found and loads is not None:
+        loads, some, _, _ = loads
+        split = [part for same in found for part in (same & some, same & ~some)]
+        found = [same for same in split if same.bit_count() >= MANY]
+    return found
 
 
 def _runs(groups: Iterable[Group]) -> Iterator[list[Group]]:

@@ -313,8 +313,9 @@ class Lookup:
         """Add what many endpoints hold alike, as if nothing was on its way there; return their bits."""
         self._alike.update(self._sole_publishers(), matches.bits)
         done = 0
-        for (_, tokens, size, _, _), holders in self._alike.of(matches.groups):
-            hits |= dict.fromkeys(self._alike.keys(holders), CachedPart(tokens, size, {}, tokens))
+        for holders, hit in self._alike.of(matches.groups):
+            part = CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens)
+            hits |= dict.fromkeys(self._alike.keys(holders), part)
             done |= holders
         return done
 

@@ -79,8 +79,10 @@ class EndpointLoad:
     """Those with a backlog, oldest first."""
     reserved: int = 0
     """Requests that will be answered here while another endpoint computes their prompts."""
-    promised_tokens: float = 0.0
+    promised_tokens: int = 0
     """Tokens of their prompts that will be transferred here."""
+    places: dict[Hashable, int] = field(default_factory=dict)
+    """The same by request."""
     receives_until: float = -inf
     """When the tokens that are on their way here will have arrived."""
     unseen_requests: int = 0
@@ -312,17 +314,23 @@ class EndpointLoad:
             self.prefill_queue[attempt] = None
             self.backlog_tokens += attempt.backlog
 
-    def keep_place(self, tokens: int) -> None:
+    def keep_place(self, request: Hashable, tokens: int) -> None:
         """Keep a sequence slot, and room for so many tokens, for a request whose prompt another endpoint
         computes."""
+        self.release_place(request)
+        self.places[request] = tokens
         self.reserved += 1
         self.promised_tokens += tokens
         if self.tpot is not None:
             self.tpot.reserve(tokens)
         self.changed.add(self)
 
-    def release_place(self, tokens: int) -> None:
-        """Give back what ``keep_place`` has kept."""
+    def release_place(self, request: Hashable) -> None:
+        """Give back what ``keep_place`` has kept; no effect if that was at an endpoint which this one has
+        replaced."""
+        tokens = self.places.pop(request, None)
+        if tokens is None:
+            return
         self.reserved -= 1
         self.promised_tokens -= tokens
         if self.tpot is not None:

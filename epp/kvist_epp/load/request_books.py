@@ -179,14 +179,14 @@ class RequestBooks:
     def keep_place(self, request: InFlightRequest, place: DecodePlace) -> None:
         """Keep a place where a request will be answered whose prompt another endpoint computes."""
         request.decode_place, load = place, self.load(place.endpoint)
-        load.keep_place(place.transferred)
+        load.keep_place(request, place.transferred)
 
     def release_place(self, request: InFlightRequest) -> None:
         """Give the place back; no effect if there is none."""
         place, request.decode_place = request.decode_place, None
         load = None if place is None else self._loads.get(place.endpoint)
-        if place is not None and load is not None and load.reserved:
-            load.release_place(place.transferred)
+        if load is not None:
+            load.release_place(request)
 
     def begin_decode(
         self, request: InFlightRequest, place: DecodePlace, uncached: int, now: float, *, leg: Leg

@@ -9,7 +9,7 @@ columns find the best ones and ``pick`` computes the terms of these, among few `
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import inf
 from operator import add
 from types import MappingProxyType
@@ -29,8 +29,8 @@ from kvist_epp.scheduling.pick import (
     Candidate,
     Demand,
     ScoredEndpoint,
-    allows,
     canonical,
+    named,
     rank,
     why_none,
 )
@@ -78,12 +78,13 @@ class CandidateTable:
         picks are recorded."""
         self._candidates = tuple(candidates)
         self._changed = changed
-        self._record = record
         able = [one for one in candidates if not one.refusal]
         self._columns = LoadColumns(EndpointSubset.of(able, RecordedPool.of(candidates) if record else None))
         self._place_of_load = {one.load: at for at, one in enumerate(self._columns.candidates)}
         self._legs: LegTable | None = None
-        self._members: Callable[[tuple[str, ...]], EndpointSubset] = lru_cache(_SUBSETS)(self._within)
+        # a cache that knows this table would keep it until the collector finds the cycle
+        find = partial(_within, self._candidates, self._columns.candidates, record)
+        self._members: Callable[[frozenset[str]], EndpointSubset] = lru_cache(_SUBSETS)(find)
 
     def choose(
         self,
@@ -107,7 +108,7 @@ class CandidateTable:
                 columns.candidates[place].load.drain(now)
             self._copy_changed()
         if subset is not None:
-            members = self._members(subset)
+            members = self._members(canonical(subset))
             if len(members.candidates) < len(columns.candidates):
                 columns = columns.part(members, policy.running_seconds)
         able = columns.candidates
@@ -120,8 +121,8 @@ class CandidateTable:
             return PickedEndpoints(
                 *pick_under_target(columns, columns.tpot, demand, now, turn, limit, max_backlog, policy)
             )
+        ranking = rank(able, demand, now, turn, max_backlog, policy)  # drains the loads
         all_full = all(one.load.full(max_backlog) for one in able)
-        ranking = rank(able, demand, now, turn, max_backlog, policy)
         rows = ranking.best(limit, all_full=all_full)
         return PickedEndpoints(
             rows[0],
@@ -162,12 +163,12 @@ class CandidateTable:
                 self._legs.refresh(load)
         self._changed.clear()
 
-    def _within(self, subset: tuple[str, ...]) -> EndpointSubset:
-        able = self._columns.candidates
-        places = [at for at, one in enumerate(able) if allows(subset, one.endpoint)]
-        return EndpointSubset.of(
-            able, RecordedPool.of(self._candidates, subset) if self._record else None, places
-        )
+
+def _within(
+    candidates: Sequence[Candidate], able: Sequence[Candidate], record: bool, names: frozenset[str]
+) -> EndpointSubset:
+    places = [at for at, one in enumerate(able) if named(names, one.endpoint)]
+    return EndpointSubset.of(able, RecordedPool.of(candidates, names) if record else None, places)
 
 
 def _pick_of_few(

@@ -5,7 +5,7 @@ again, as for picks (``load_columns``). What depends on the endpoints alone is f
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,7 @@ from kvist_epp.load.endpoint_load import DEFAULT_TRANSFER_RATE, EndpointLoad
 from kvist_epp.load.prefill_share import MEMORY_SECONDS
 from kvist_epp.scheduling.cost import CachedPrefix, Policy, slot_seconds
 from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
-from kvist_epp.scheduling.pick import Candidate, allows
+from kvist_epp.scheduling.pick import Candidate, canonical, named
 from kvist_epp.scheduling.tpot_columns import TpotColumns
 
 Vector = NDArray[np.float64]
@@ -229,7 +229,6 @@ class LegTable:
         self.candidates = tuple([one for one in candidates if one.ready])
         self.figures: LegFigures | None = None
         """None: there are few endpoints."""
-        self._few = few
         self._place_of_load: dict[EndpointLoad, int] = {}
         self.place: dict[str, int] = {}
         """By key of the endpoint."""
@@ -238,7 +237,8 @@ class LegTable:
         """Flags of the endpoints that take requests."""
         self.decoders: Any = None
         """Flags of those that may answer."""
-        self._part = lru_cache(_PARTS)(self._find_part)
+        # a cache that knows this table would keep it until the collector finds the cycle
+        self._part = lru_cache(_PARTS)(partial(_find_part, self.candidates, few))
         if len(self.candidates) > few:
             self._index()
             self.figures = LegFigures.of(list(self._place_of_load))
@@ -278,17 +278,18 @@ class LegTable:
         """Return the endpoints of the gateway's subset (None: all) without those that rest (keys)."""
         if subset is None and not resting:
             return self
-        part, places = self._part(subset, resting)
+        part, places = self._part(None if subset is None else canonical(subset), resting)
         if part.figures is not None and self.figures is not None:
             part.figures = self.figures.take(places)
         return part
 
-    def _find_part(
-        self, subset: tuple[str, ...] | None, resting: frozenset[str]
-    ) -> tuple["LegTable", Places]:
-        places = [
-            at
-            for at, one in enumerate(self.candidates)
-            if one.endpoint.key not in resting and (subset is None or allows(subset, one.endpoint))
-        ]
-        return LegTable([self.candidates[at] for at in places], self._few), np.array(places, np.intp)
+
+def _find_part(
+    candidates: Sequence[Candidate], few: int, names: frozenset[str] | None, resting: frozenset[str]
+) -> tuple[LegTable, Places]:
+    places = [
+        at
+        for at, one in enumerate(candidates)
+        if one.endpoint.key not in resting and (names is None or named(names, one.endpoint))
+    ]
+    return LegTable([candidates[at] for at in places], few), np.array(places, np.intp)

@@ -163,11 +163,13 @@ def choose(
 
     Raises NoEndpoints with the reason why none is eligible.
     """
-    allowed = [c for c in candidates if not c.refusal and (subset is None or allows(subset, c.endpoint))]
+    names = None if subset is None else canonical(subset)
+    allowed = [c for c in candidates if not c.refusal and (names is None or named(names, c.endpoint))]
     if not allowed:
         raise NoEndpoints(why_none(candidates, subset))
+    ranking = rank(allowed, demand, now, turn, max_backlog, policy)  # drains the loads
     all_full = all(c.load.full(max_backlog) for c in allowed)
-    return rank(allowed, demand, now, turn, max_backlog, policy).best(limit, all_full=all_full)
+    return ranking.best(limit, all_full=all_full)
 
 
 def explain(
@@ -182,7 +184,8 @@ def explain(
 ) -> list[ScoredEndpoint]:
     """Return every candidate as ``choose`` sees it: the eligible, best first, then the others with the
     obstacle."""
-    refusals = [obstacle(candidate, subset) for candidate in candidates]
+    names = None if subset is None else canonical(subset)
+    refusals = [obstacle(candidate, names) for candidate in candidates]
     able = [c for c, refusal in zip(candidates, refusals, strict=True) if not refusal]
     scored = rank(able, demand, now, turn, max_backlog, policy).best(len(able)) if able else []
     for candidate, refusal in zip(candidates, refusals, strict=True):
@@ -193,9 +196,10 @@ def explain(
     return scored
 
 
-def obstacle(candidate: Candidate, subset: tuple[str, ...] | None) -> str:
-    """Return why this candidate cannot be picked; empty when it can."""
-    if subset is not None and not allows(subset, candidate.endpoint):
+def obstacle(candidate: Candidate, names: frozenset[str] | None) -> str:
+    """Return why this candidate cannot be picked; empty when it can. ``names``: the gateway's subset, in
+    canonical text."""
+    if names is not None and not named(names, candidate.endpoint):
         return NOT_IN_SUBSET
     return candidate.refusal
 
@@ -317,6 +321,7 @@ def canonical(subset: tuple[str, ...]) -> frozenset[str]:
     return frozenset(filter(None, map(_canonical_member, subset)))
 
 
+@lru_cache(maxsize=8192)
 def _canonical_member(member: str) -> str:
     """``ip``, ``ip:port``, ``v6``, ``[v6]`` or ``[v6]:port`` in canonical text; empty for anything else."""
     text = member.strip()
@@ -334,8 +339,9 @@ def why_none(candidates: Sequence[Candidate], subset: tuple[str, ...] | None) ->
     """For clients: counts, never addresses."""
     if not candidates:
         return "no endpoints are known"
-    if subset is not None and not any(allows(subset, c.endpoint) for c in candidates):
+    names = None if subset is None else canonical(subset)
+    within = [c for c in candidates if names is None or named(names, c.endpoint)]
+    if subset is not None and not within:
         return f"none of the {len(candidates)} known endpoints is in the gateway's subset of {len(subset)}"
-    within = [c for c in candidates if subset is None or allows(subset, c.endpoint)]
     reasons = Counter(c.refusal for c in within).most_common()
     return f"none of {len(within)} endpoints can be picked: " + ", ".join(f"{n} {why}" for why, n in reasons)

@@ -58,13 +58,13 @@ class RecordedPool(NamedTuple):
     """Number of those that could not."""
 
     @classmethod
-    def of(cls, candidates: Iterable[Candidate], subset: tuple[str, ...] | None = None) -> "RecordedPool":
-        """Return the endpoints of these candidates; ``subset``: the gateway's."""
+    def of(cls, candidates: Iterable[Candidate], names: frozenset[str] | None = None) -> "RecordedPool":
+        """Return the endpoints of these candidates; ``names``: the gateway's subset, in canonical text."""
         endpoints: list[Endpoint] = []
         others: list[tuple[Endpoint, str]] = []
         count = 0
         for candidate in candidates:
-            if not (reason := obstacle(candidate, subset)):
+            if not (reason := obstacle(candidate, names)):
                 endpoints.append(candidate.endpoint)
                 continue
             count += 1

@@ -107,3 +107,22 @@ def test_bits_become_endpoints_wherever_they_are() -> None:
     assert table.keys(0) == []
     assert table.keys(table.bits) == [f"e{number}" for number in range(0, 1000, 2)]
     assert table.keys(bits[998] | bits[4]) == ["e4", "e998"]
+
+
+def test_a_system_prompt_in_host_memory_of_all_is_one_group() -> None:
+    """However many engines have copied it there, and though one holds more, what is found stays small."""
+    some = pool([])
+    index = some._index
+    for number in range(50):
+        publisher = index.publisher(f"e{number}/0")
+        some.join(f"e{number}", Member((publisher,), block_size=BLOCK))
+        store(index, publisher, 3, 7, medium="CPU")
+        if number % 2:
+            store(index, publisher, 2, 7)
+    store(index, some.members["e0"].publishers[0], 9, 7)
+    found = some.look(ROOT, [TEXT])
+    assert len(found.matches[0].groups) == 3
+    assert found.hits["e0"] == CachedPart(9 * BLOCK, 9 * PIECE, {}, 9 * BLOCK)
+    for number in range(1, 50):
+        lower = {"CPU": BLOCK if number % 2 else 3 * BLOCK}
+        assert found.hits[f"e{number}"] == CachedPart(3 * BLOCK, 3 * PIECE, lower, 3 * BLOCK)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.epp.load.requests import end, progress, remote, route, sessions
 
-from kvist_epp.load.in_flight import Attempt, InFlightRequest, RequestListener, RequestState
+from kvist_epp.load.in_flight import Attempt, DecodePlace, InFlightRequest, Leg, RequestListener, RequestState
 from kvist_epp.load.tracker import LoadTracker
 
 RATE = 1000.0
@@ -502,3 +502,19 @@ def test_a_request_passes_its_states_in_order() -> None:
         RequestState.DECODING,
     ]
     assert request.state is RequestState.ENDED
+
+
+def test_a_place_at_a_replaced_endpoint_is_given_back_to_no_other() -> None:
+    """An endpoint that comes back under its key, as a StatefulSet's pod does, has its own places only."""
+    tracker = LoadTracker()
+    first, second = InFlightRequest("first", 50_000), InFlightRequest("second", 100)
+    tracker.add(first, "p", 50_000, 1.0, leg=Leg.PREFILL)
+    tracker.keep_place(first, DecodePlace("d", "", 50_000, 0, None))
+    tracker.remove_endpoint("d")
+    tracker.add(second, "p", 100, 2.0, leg=Leg.PREFILL)
+    tracker.keep_place(second, DecodePlace("d", "", 100, 0, None))
+    tracker.release_place(first)
+    load = tracker.load("d")
+    assert (load.reserved, load.promised_tokens) == (1, 100)
+    tracker.release_place(second)
+    assert (load.reserved, load.promised_tokens, load.places) == (0, 0, {})

@@ -1,5 +1,7 @@
 """The table of candidates picks what the loop over objects picks, whatever has happened to the loads."""
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +40,7 @@ EVENTS = st.tuples(
             "tiers",
             "load",
             "keep",
+            "release",
             "receive",
             "queue",
             "leave",
@@ -107,7 +110,9 @@ class World:
         if what == "pause":
             self.now += tokens / 1000
         elif what == "keep":
-            load.keep_place(tokens)
+            load.keep_place(tokens % 9, tokens)
+        elif what == "release":
+            load.release_place(tokens % 9)
         elif what == "receive":
             request = InFlightRequest(str(tokens), tokens)
             tracker.add(request, self.candidates[0].endpoint.key, tokens, now, leg=Leg.PREFILL)
@@ -369,3 +374,40 @@ def test_an_address_names_the_first_endpoint_that_has_it() -> None:
     assert [one and one.endpoint.name for one in found] == ["p1", "p0", "p2", "p2", None, None, None]
     assert found == [next((one for one in pods if allows((each,), one.endpoint)), None) for each in asked]
     assert list(table.by_key) == ["ns/p0", "ns/p1", "ns/p2"]
+
+
+@pytest.mark.parametrize("subset", [None, ("10.0.0.1", "10.0.0.2")])
+def test_a_table_is_gone_when_nothing_uses_it(subset: tuple[str, ...] | None) -> None:
+    """A table that was replaced, with its columns and remembered parts, does not wait for the collector,
+    which numpy's arrays hardly move to run."""
+    tracker = LoadTracker()
+    pods = [
+        Candidate(endpoint, tracker.load(endpoint.key))
+        for endpoint in [Endpoint(f"p{n}", "ns", f"10.0.0.{n}", 8000) for n in range(60)]
+    ]
+    gc.disable()
+    try:
+        table = CandidateTable(pods, tracker.changed, record=True)
+        best = table.choose(Demand(100), subset, now=0.0).best
+        weigh(table.legs().among(subset, frozenset({"ns/p7"})), Demand(9_000), best, now=0.0)
+        left, legs_left = weakref.ref(table), weakref.ref(table.legs())
+        del table
+        assert left() is None
+        assert legs_left() is None
+    finally:
+        gc.enable()
+
+
+def test_a_pool_is_not_full_when_time_has_computed_its_backlogs() -> None:
+    """Whether all are full is judged as of now, whatever the last event was, among few endpoints and many."""
+    for count in (2, 60):
+        tracker = LoadTracker(tpot_seconds=0.05, default_rate=1_000.0)
+        pods = []
+        for number in range(count):
+            endpoint = Endpoint(f"p{number}", "ns", f"10.0.0.{number}", 8000)
+            pods.append(Candidate(endpoint, tracker.load(endpoint.key)))
+            tracker.add(InFlightRequest(str(number), 40_000), endpoint.key, 40_000, 0.0)
+        assert choose(pods, Demand(100), now=1.0, max_backlog=30.0)[0].full
+        table = CandidateTable(pods, tracker.changed)
+        assert not table.choose(Demand(100), now=100.0, max_backlog=30.0).best.full
+        assert not choose(pods, Demand(100), now=100.0, max_backlog=30.0)[0].full

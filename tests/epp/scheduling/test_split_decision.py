@@ -158,7 +158,7 @@ def test_transfers_to_one_endpoint_wait_for_each_other() -> None:
     """An endpoint to which many tokens are on their way is no good place for more, and is charged for it."""
     pods = [candidate("p", role="prefill"), candidate("d", role="decode", running=60)]
     idle = split(pods, Demand(8000)).split_terms["transfer"]
-    pods[1].load.keep_place(96_000)
+    pods[1].load.keep_place("other", 96_000)
 
     assert split(pods, Demand(8000)).split_terms["transfer"] > idle + 1.0
 

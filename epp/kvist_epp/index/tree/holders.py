@@ -186,6 +186,23 @@ class Holders:
                     return ONES[run]
         return self.part.get(bit, 0) if self.part else 0
 
+    def alike(self, bits: int, length: int) -> Iterator[tuple[int, int]]:
+        """Yield these publishers in sets that hold the same blocks, with the mask of these: 0 for the set
+        that holds none. ``length`` is the segment's, in blocks."""
+        if some := self.full & bits:
+            yield some, ONES[length]
+            bits ^= some
+        for run, holders in (self.runs or {}).items():
+            if some := holders & bits:
+                yield some, ONES[run]
+                bits ^= some
+        for bit, mask in (self.part or {}).items():
+            if bit & bits:
+                yield bit, mask
+                bits ^= bit
+        if bits:
+            yield bits, 0
+
     def everybody(self) -> int:
         """Bit set of those that hold at least one block."""
         bits = self.full

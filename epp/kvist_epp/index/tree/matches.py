@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -81,7 +81,7 @@ class Matches(msgspec.Struct, eq=False):
             if tokens < best.tokens:
                 break
             if holders & bit:
-                lower = _loads_of(bit, loads, segment.tree.block_size) if loads else {}
+                lower = loads_of(bit, loads, segment.tree.block_size) if loads else {}
                 rank = (sum(lower.values()), -size)
                 if best is MISS or rank < least:
                     best, least = Hit(tokens, size, lower) if lower else self._plain(index), rank
@@ -108,7 +108,17 @@ def tokens_of(group: Group) -> int:
     return group[1]
 
 
-def _loads_of(bit: int, loads: Loads | None, block_size: int) -> dict[str, int]:
+def loaders(loads: Loads | None) -> int:
+    """Return the publishers that load something."""
+    bits = 0
+    while loads is not None:
+        bits |= loads[1]
+        loads = loads[0]
+    return bits
+
+
+def loads_of(bit: int, loads: Loads | None, block_size: int) -> dict[str, int]:
+    """Return the tokens that one holder of a group loads, by medium."""
     total: dict[str, int] = {}
     while loads is not None:
         loads, holders, medium, blocks = loads
@@ -197,9 +207,9 @@ class _Walk(msgspec.Struct, eq=False):
         for holders, run in segment.gpu.shorter(count):
             if some := holders & missing & ~tiered:
                 self._found(segment, start, run, some, 0, loads)
-        for bit in each(tiered):
-            if run := leading(segment.held(bit) & ONES[count]):
-                self._found(segment, start, run, 0, bit, _loading(segment, bit, run, loads))
+        for placed in _placements(segment, tiered):
+            if run := leading(placed.held & ONES[count]):
+                self._found(segment, start, run, 0, placed.holders, _loading(placed, run, loads))
 
     def _follow(self, segment: Segment, start: int, count: int, reached: Reached, further: Reached) -> None:
         """Add the children after, or (in other token splits) inside, the first ``count`` blocks."""
@@ -237,21 +247,45 @@ def _tiers(segment: Segment, count: int, sure: Reached, rest: int) -> Reached:
             low |= whole
             rest &= ~whole
         mixed |= lower[medium].everybody()
-    for bit in each(rest & _anybody(lower)):
-        if leading(segment.held(bit)) >= count:
-            loads = _loading(segment, bit, count, loads)
-            low |= bit
+    for placed in _placements(segment, rest & _anybody(lower)):
+        if leading(placed.held) >= count:
+            loads = _loading(placed, count, loads)
+            low |= placed.holders
     return straight, low, loads
 
 
-def _loading(segment: Segment, bit: int, count: int, loads: Loads | None) -> Loads | None:
-    """Return what one holder must load of the first ``count`` blocks: those not on the GPU, by medium."""
+class _Placement(NamedTuple):
+    """Publishers that hold the same blocks of a segment on each medium."""
+
+    holders: int
+    held: int
+    """Mask of the blocks on any medium."""
+    gpu: int
+    """Mask of the blocks on the GPU."""
+    lower: tuple[tuple[str, int], ...] = ()
+    """Slower media, and the masks of the blocks there."""
+
+
+def _placements(segment: Segment, bits: int) -> list[_Placement]:
+    """Return these publishers by what they hold of a segment, the same together: of a system prompt that all
+    engines have copied to host memory, hundreds hold the same."""
     length = len(segment.hashes)
-    need = ONES[count] & ~segment.gpu.mask(bit, length)
-    lower = segment.lower or {}
-    for medium in sorted(lower):
-        if there := lower[medium].mask(bit, length) & need:
-            loads = _with_load(loads, bit, medium, there.bit_count())
+    found = [_Placement(some, mask, mask) for some, mask in segment.gpu.alike(bits, length)]
+    for medium, holders in sorted((segment.lower or {}).items()):
+        found = [
+            _Placement(same, placed.held | mask, placed.gpu, (*placed.lower, (medium, mask)))
+            for placed in found
+            for same, mask in holders.alike(placed.holders, length)
+        ]
+    return found
+
+
+def _loading(placed: _Placement, count: int, loads: Loads | None) -> Loads | None:
+    """Return what these must load of the first ``count`` blocks: those not on the GPU, by medium."""
+    need = ONES[count] & ~placed.gpu
+    for medium, mask in placed.lower:
+        if there := mask & need:
+            loads = _with_load(loads, placed.holders, medium, there.bit_count())
             need &= ~there
     return loads
 

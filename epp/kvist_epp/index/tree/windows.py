@@ -21,7 +21,7 @@ from itertools import filterfalse
 
 from kvist_epp.index.tree.forest import path_up
 from kvist_epp.index.tree.holders import Presence, each
-from kvist_epp.index.tree.matches import Group, Loads, tokens_of
+from kvist_epp.index.tree.matches import Group, loaders, tokens_of
 from kvist_epp.index.tree.segment import Segment
 
 
@@ -149,7 +149,7 @@ def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> lis
     """Of each group so far: the blocks on its path, by segment, and the publishers that were cut back there.
     A publisher is in the groups above its own end, too, where it would be cut back to the same place."""
     for holders, tokens, size, loads, segment in groups:
-        some = holders & bits & ~_loaders(loads)
+        some = holders & bits & ~loaders(loads)
         if rest := holders & ~some:
             found.append((rest, tokens, size, loads, segment))
         if not some:
@@ -166,15 +166,6 @@ def within_windows(groups: list[Group], windowed: Mapping[int, Presence]) -> lis
             seen.append((dict(path_up(segment, count)), some))
     found.sort(key=tokens_of, reverse=True)
     return found
-
-
-def _loaders(loads: Loads | None) -> int:
-    """Return the publishers that load something."""
-    bits = 0
-    while loads is not None:
-        bits |= loads[1]
-        loads = loads[0]
-    return bits
 
 
 def _ends(bits: int, windowed: Mapping[int, Presence], segment: Segment, count: int) -> dict[int, int]:
