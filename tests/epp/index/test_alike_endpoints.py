@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.epp.parts import BLOCK
 
-from kvist_epp.index import alike_endpoints, lookup
+from kvist_epp.index import lookup
 from kvist_epp.index.alike_endpoints import AlikeEndpoints
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.cached_part import CachedPart, Member
@@ -34,7 +34,6 @@ ENDPOINTS = st.fixed_dictionaries(
 @pytest.fixture(autouse=True)
 def two_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two endpoints are many here."""
-    monkeypatch.setattr(alike_endpoints, "MANY", 2)
     monkeypatch.setattr(lookup, "MANY", 2)
 
 

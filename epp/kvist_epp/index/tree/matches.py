@@ -81,7 +81,7 @@ class Matches(msgspec.Struct, eq=False):
             if tokens < best.tokens:
                 break
             if holders & bit:
-                lower = loads_of(bit, loads, segment.tree.block_size) if loads else {}
+                lower = _loads_of(bit, loads, segment.tree.block_size) if loads else {}
                 rank = (sum(lower.values()), -size)
                 if best is MISS or rank < least:
                     best, least = Hit(tokens, size, lower) if lower else self._plain(index), rank
@@ -117,8 +117,7 @@ def loaders(loads: Loads | None) -> int:
     return bits
 
 
-def loads_of(bit: int, loads: Loads | None, block_size: int) -> dict[str, int]:
-    """Return the tokens that one holder of a group loads, by medium."""
+def _loads_of(bit: int, loads: Loads | None, block_size: int) -> dict[str, int]:
     total: dict[str, int] = {}
     while loads is not None:
         loads, holders, medium, blocks = loads
