@@ -8,6 +8,7 @@ from typing import Any
 
 from kvist_epp.admin.debug_pages import pick_document
 from kvist_epp.director.director import Director
+from kvist_epp.director.explanation import explain_request
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import Effect, PickRequest, PickResult
 from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
@@ -91,20 +92,21 @@ class Parts:
 
     def explain(self, body: bytes, path: str = CHAT) -> dict[str, Any]:
         """Return ``/debug/pick``. Raises PickError."""
-        return pick_document(self.director.explain(path, {}, body, self.clock()))
+        return pick_document(explain_request(self.director, path, {}, body, self.clock()))
 
     def candidates(self) -> list[Candidate]:
         """Return all endpoints as they are ready."""
         return [Candidate(e, self.director.tracker.load(e.key)) for e in self.endpoints]
 
-    def warm(self, number: int, body: Mapping[str, Any], *, path: str = CHAT) -> int:
-        """Store this request's prompt for endpoint ``number``; return the tokens of it in whole blocks."""
+    def warm(self, number: int, body: Mapping[str, Any], *, path: str = CHAT, rank: int = 0) -> int:
+        """Store this request's prompt for a rank of endpoint ``number``; return the tokens of it in whole
+        blocks."""
         [prompt] = MODEL.prompts(parse(path, json.dumps(body).encode()))
         ids = MODEL.encode(prompt.decode())
         blocks = [MODEL.vocabulary.join(ids[at : at + BLOCK]) for at in range(0, len(ids) - BLOCK + 1, BLOCK)]
-        hashes = [hash((number, at, prompt)) & (1 << 64) - 1 for at in range(len(blocks))]
+        hashes = [hash((number, rank, at, prompt)) & (1 << 64) - 1 for at in range(len(blocks))]
         index = self.director.index
-        publisher = index.publisher(f"{self.endpoints[number].key}/0")
+        publisher = index.publisher(f"{self.endpoints[number].key}/{rank}")
         assert index.stored(publisher, (None, None), None, hashes, blocks, block_size=BLOCK)
         return len(blocks) * BLOCK
 

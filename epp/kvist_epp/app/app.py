@@ -34,6 +34,7 @@ from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.director.explanation import explain_request
 from kvist_epp.director.request_context import new_replica_id
 from kvist_epp.disaggregation.leg_driver import open_legs
 from kvist_epp.disaggregation.legs import ON
@@ -280,7 +281,7 @@ def _methods(
 
 
 def _explain(director: Director, path: str, headers: Mapping[str, str], body: bytes) -> Mapping[str, object]:
-    return pick_document(director.explain(path, headers, body, time.monotonic()))
+    return pick_document(explain_request(director, path, headers, body, time.monotonic()))
 
 
 async def _pages(

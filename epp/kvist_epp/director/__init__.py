@@ -7,6 +7,7 @@
 - ``decision_log``: the last decisions, with what came true.
 - ``request_progress``: what engines report of a request after the pick, and its end.
 - ``completion``: what gateways report: which endpoint served, and that the request has ended.
+- ``rank_naming``: the data-parallel ranks of the picked endpoints.
 - ``explanation``: picks that are not made, for people who ask.
 - ``endpoint_state``: all that is known of one endpoint.
 - ``endpoint_registry``: which endpoints there are, which are ready, whose events are trusted.

@@ -12,7 +12,7 @@ from math import inf
 
 from kvist_epp.director.answered_requests import AnsweredRequests
 from kvist_epp.director.decision_log import DecisionLog
-from kvist_epp.director.explanation import Explanation, explain_request
+from kvist_epp.director.rank_naming import name_ranks
 from kvist_epp.director.request_context import (
     PromptMatch,
     RequestContext,
@@ -214,10 +214,6 @@ class Director(Dispatcher):
         context.line.waited_ms = round((now - request.since) * 1000, 3)
         self.reject(context, error, now)
 
-    def explain(self, path: str, headers: Mapping[str, str], body: bytes, now: float) -> Explanation:
-        """Return what ``offer`` would decide, without a trace of it. Raises PickError."""
-        return explain_request(self, path, headers, body, now)
-
     def _understand(self, ask: PickRequest) -> tuple[RequestContext, Exception | None]:
         """Return the context of a request, and why it cannot be answered."""
         self.request_count += 1
@@ -321,7 +317,9 @@ class Director(Dispatcher):
             max_backlog=self.max_backlog,
             policy=self.policy,
         )
-        return picked if self.splitter is None else self.splitter.plan(self, context, picked, now)
+        if self.splitter is not None:
+            picked = self.splitter.plan(self, context, picked, now)
+        return picked if picked.best.endpoint.ranks == 1 else name_ranks(self, context, picked, now)
 
     def _send(self, context: RequestContext, picked: PickedEndpoints, now: float) -> Answer:
         context.stages.mark("pick")
@@ -350,6 +348,8 @@ class Director(Dispatcher):
     ) -> PickResult:
         """Return the answer to a request that is in the books; ``body``: a new one, None: as it is."""
         key = picked.best.endpoint.key
+        if context.ranks:
+            request.attempt.rank = context.ranks.get(key)
         headers = context.added_headers(key, engine_priorities=self.engine_priorities)
         context.stages.mark("book")
         self._answered.add_picked(context, picked, request, len(self.candidates), now)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Explanation(NamedTuple):
-    """The result of ``Director.explain``."""
+    """The result of ``explain_request``."""
 
     mode: str
     """``precise``, ``approximate`` or ``load``."""

@@ -178,6 +178,8 @@ class RequestContext(msgspec.Struct):
     """How it is disaggregated; None: it is not."""
     websocket: bool = False
     """It opens a WebSocket: see ``PickRequest.websocket``."""
+    ranks: Mapping[str, int | None] = MappingProxyType({})
+    """By key of an endpoint with data-parallel ranks behind its port: the one to name; None: none."""
     obstacle: str | None = None
     """Why its body cannot be sent in two legs, in a word or two, empty if it can; None: not looked at yet."""
 
@@ -236,13 +238,12 @@ class RequestContext(msgspec.Struct):
 
     def added_headers(self, endpoint: str, *, engine_priorities: bool) -> tuple[tuple[str, str], ...]:
         """Return the headers to add where the request goes to this endpoint: our id as session and request id
-        unless it had them, the data-parallel rank that has its prefix, its priority as the engine has it, and
+        unless it had them, the data-parallel rank for it, its priority as the engine has it, and
         the trace if it begins here."""
         kept = self.kept_headers
         headers = [(name, self.own_id) for name in (SESSION_HEADER, REQUEST_ID_HEADER) if name not in kept]
-        holding = self.match.found.hits.get(endpoint)
-        if holding and holding.rank is not None and DATA_PARALLEL_RANK_HEADER not in kept:
-            headers.append((DATA_PARALLEL_RANK_HEADER, str(holding.rank)))
+        if (rank := self.ranks.get(endpoint)) is not None:
+            headers.append((DATA_PARALLEL_RANK_HEADER, str(rank)))
         if engine_priorities and self.priority is not None:
             headers.append((ENGINE_PRIORITY_HEADER, engine_priority(self.priority)))
         if self.trace is not None:

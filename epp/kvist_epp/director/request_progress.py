@@ -93,6 +93,7 @@ class RequestProgress:
             self._table.take_prompt(request)
         if request is not None and prompt is not None and not request.unindexed:
             matches, publisher = self._index.match(request.root, prompt), self._index.publisher(source)
+            self._note_rank(request, endpoint, publisher)
             hit = self._lookup.usable(endpoint, matches, matches.of(publisher))
             request.indexed_otherwise = self._lookup.other_hit(publisher, request.root, prompt)
             before, request.indexed_lower = request.indexed_lower, hit.lower or None
@@ -100,6 +101,12 @@ class RequestProgress:
                 request.indexed_lower = before_promotion(before, hit.lower)
             request.indexed_tokens = hit.tokens
             request.index_compared = True
+
+    def _note_rank(self, request: InFlightRequest, endpoint: str, publisher: int) -> None:
+        """Note which data-parallel rank has taken a request up, where none was named."""
+        member = self._lookup.members.get(endpoint)
+        if member is not None and publisher in member.publishers and len(member.publishers) > 1:
+            request.attempt.rank = member.publishers.index(publisher)
 
     def on_observation(self, seen: Observation, now: float) -> None:
         """Apply an engine's event about a request of any replica."""

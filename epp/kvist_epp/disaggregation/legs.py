@@ -145,6 +145,7 @@ class Splitter:
         request = director.remember(context, split.prefill, now, Leg.PREFILL)
         place = decode_place(context, split.decode.endpoint, split.transferred_tokens)
         director.tracker.keep_place(request, place)
+        request.attempt.rank = context.ranks.get(split.prefill.endpoint.key)
         if not self.sidecar:
             return self._first_leg(director, context, picked, split, request, now)
         hostports = (split.decode.endpoint.hostport,)

@@ -76,6 +76,8 @@ class Attempt(msgspec.Struct, eq=False):
     """``ip:port`` of the endpoint."""
     transferred: float = 0.0
     """Tokens of the prompt that are transferred there from another endpoint."""
+    rank: int | None = None
+    """Data-parallel rank behind the endpoint's port that has it; None: not known, or there is one."""
 
     @property
     def open(self) -> bool:

@@ -8,6 +8,7 @@
 - ``best_endpoints``: the best of many costs, in order.
 - ``pick_record``: what a pick has read, from which the cost of each endpoint is computed later.
 - ``cost``: the terms of the cost, in seconds, and every constant of the policy.
+- ``rank_choice``: the data-parallel rank behind an endpoint's port.
 - ``tier_price``: the price of what slower tiers hold of a prompt.
 - ``split_decision``: whether another endpoint than the one that answers should compute a prompt.
 - ``split_record``: what is kept and shown of that decision.

@@ -299,6 +299,36 @@ def test_the_rank_that_holds_the_prefix_is_named() -> None:
     assert dict(answer.headers)[DATA_PARALLEL_RANK_HEADER] == "0"
 
 
+def test_new_conversations_spread_over_the_ranks() -> None:
+    """The rank that had the system prompt first does not get all requests that run; another computes it, and
+    once all have it none is named, since the engine knows their queues."""
+    parts = make(1, ranks=2)
+    parts.warm(0, chat(LONG))
+    named: list[str | None] = []
+    while "1" not in named:
+        parts.clock.now += 1.0
+        answer = picked(parts.decide(ask(chat(LONG, "ok", f"question {len(named)}"))))
+        named.append(dict(answer.headers).get(DATA_PARALLEL_RANK_HEADER))
+    assert 3 <= len(named) <= 40
+    attempts = list(parts.director.tracker.load("t/e0").attempts)
+    assert [one.rank for one in attempts] == [int(rank or 9) for rank in named]
+    first, *_, last = parts.log.lines
+    assert first.matched_tokens > 0 == last.matched_tokens
+    assert attempts[-1].uncached >= attempts[0].uncached + first.matched_tokens
+
+    parts.warm(0, chat(LONG), rank=1)
+    answer = picked(parts.decide(ask(chat(LONG, "ok", "new"))))
+    assert DATA_PARALLEL_RANK_HEADER not in dict(answer.headers)
+
+
+def test_a_rank_that_the_client_names_is_kept() -> None:
+    """No second header is added, and the holder is not named."""
+    parts = make(1, ranks=2)
+    parts.warm(0, chat(LONG), rank=1)
+    answer = picked(parts.decide(ask(chat(LONG), headers={DATA_PARALLEL_RANK_HEADER: "0"})))
+    assert DATA_PARALLEL_RANK_HEADER not in dict(answer.headers)
+
+
 @pytest.mark.parametrize("model", [MODEL, None])
 def test_approximate_endpoints_are_picked_by_history(model: object) -> None:
     """Without trusted events, or without model files, requests follow their prefix by the routing history."""

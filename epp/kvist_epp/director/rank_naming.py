@@ -1,0 +1,62 @@
+"""Names the data-parallel ranks behind the ports of the endpoints that were picked for a request. Pure.
+
+Endpoints are picked by the rank that holds most of a prompt; which of them computes it is decided for the
+picked ones alone (``scheduling.rank_choice``).
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvist_epp.director.request_context import RequestContext
+from kvist_epp.names import DATA_PARALLEL_RANK_HEADER
+from kvist_epp.scheduling.candidate_table import PickedEndpoints
+from kvist_epp.scheduling.cost import uncached_tokens
+from kvist_epp.scheduling.pick import ScoredEndpoint
+from kvist_epp.scheduling.rank_choice import choose_rank
+
+if TYPE_CHECKING:
+    from kvist_epp.director.director import Director
+
+
+def name_ranks(
+    director: "Director", context: RequestContext, picked: PickedEndpoints, now: float
+) -> PickedEndpoints:
+    """Store the ranks of the picked endpoints in the context; return the pick with what these have cached.
+
+    A rank that the client names is left as it is.
+    """
+    if DATA_PARALLEL_RANK_HEADER in context.kept_headers:
+        return picked
+    if (split := picked.split) is not None:
+        for row in (split.prefill, split.decode):
+            _name(director, context, row, now)
+        return picked
+    return picked.moved(_name(director, context, picked.best, now))
+
+
+def _name(director: "Director", context: RequestContext, row: ScoredEndpoint, now: float) -> ScoredEndpoint:
+    key, found = row.endpoint.key, context.match.found
+    member, holding = director.lookup.members.get(key), found.hits.get(key)
+    if member is None or holding is None or holding.rank is None:
+        context.ranks = {**context.ranks, key: None}
+        return row
+    if len(found.matches) != 1:  # of several prompts, ranks may hold some each
+        context.ranks = {**context.ranks, key: holding.rank}
+        return row
+    held = [found.matches[0].of(publisher) for publisher in member.publishers]
+    load, uses = director.tracker.load(key), director.recent_uses.decayed_count(found.place, now)
+    # of the requests with this prefix, as many as come to one of the endpoints that hold it
+    rank = choose_rank(held, load, found.tokens, uses / len(found.hits), director.policy)
+    context.ranks = {**context.ranks, key: rank}
+    if rank is None or held[rank].tokens >= holding.indexed:
+        return row
+    uncached = uncached_tokens(found.tokens, held[rank])
+    more = (uncached - row.uncached_tokens) / load.rate
+    return msgspec.structs.replace(
+        row,
+        matched_tokens=held[rank].tokens,
+        matched_bytes=held[rank].bytes,
+        uncached_tokens=uncached,
+        predicted_ttft_seconds=row.predicted_ttft_seconds + more,
+    )
