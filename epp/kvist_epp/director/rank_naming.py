@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvist_epp.director.request_context import RequestContext
+from kvist_epp.index.cached_part import CachedPart
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER
 from kvist_epp.scheduling.candidate_table import PickedEndpoints
-from kvist_epp.scheduling.cost import uncached_tokens
 from kvist_epp.scheduling.pick import ScoredEndpoint
 from kvist_epp.scheduling.rank_choice import choose_rank
 
@@ -24,7 +24,7 @@ def name_ranks(
 ) -> PickedEndpoints:
     """Store the ranks of the picked endpoints in the context; return the pick with what these have cached.
 
-    A rank that the client names is left as it is.
+    A rank that the client names is left as it is. The match has what the ranks hold afterwards, too.
     """
     if DATA_PARALLEL_RANK_HEADER in context.kept_headers:
         return picked
@@ -36,27 +36,28 @@ def name_ranks(
 
 
 def _name(director: "Director", context: RequestContext, row: ScoredEndpoint, now: float) -> ScoredEndpoint:
-    key, found = row.endpoint.key, context.match.found
-    member, holding = director.lookup.members.get(key), found.hits.get(key)
+    key, found, lookup = row.endpoint.key, context.match.found, director.lookup
+    member, holding = lookup.members.get(key), found.hits.get(key)
     if member is None or holding is None or holding.rank is None:
         context.ranks = {**context.ranks, key: None}
         return row
     if len(found.matches) != 1:  # of several prompts, ranks may hold some each
         context.ranks = {**context.ranks, key: holding.rank}
         return row
-    held = [found.matches[0].of(publisher) for publisher in member.publishers]
+    [matches] = found.matches
+    held = [lookup.usable(key, matches, matches.of(publisher)) for publisher in member.publishers]
     load, uses = director.tracker.load(key), director.recent_uses.decayed_count(found.place, now)
     # of the requests with this prefix, as many as come to one of the endpoints that hold it
     rank = choose_rank(held, load, found.tokens, uses / len(found.hits), director.policy)
     context.ranks = {**context.ranks, key: rank}
-    if rank is None or held[rank].tokens >= holding.indexed:
+    if rank is None or (less := held[holding.rank].tokens - held[rank].tokens) <= 0:
         return row
-    uncached = uncached_tokens(found.tokens, held[rank])
-    more = (uncached - row.uncached_tokens) / load.rate
+    mine, indexed = held[rank], max(0, holding.indexed - less)
+    found.hits[key] = CachedPart(max(0, holding.tokens - less), mine.bytes, mine.lower, indexed, rank)
     return msgspec.structs.replace(
         row,
-        matched_tokens=held[rank].tokens,
-        matched_bytes=held[rank].bytes,
-        uncached_tokens=uncached,
-        predicted_ttft_seconds=row.predicted_ttft_seconds + more,
+        matched_tokens=max(0, row.matched_tokens - less),
+        matched_bytes=mine.bytes,
+        uncached_tokens=row.uncached_tokens + less,
+        predicted_ttft_seconds=row.predicted_ttft_seconds + less / load.rate,
     )

@@ -315,6 +315,7 @@ def test_new_conversations_spread_over_the_ranks() -> None:
     first, *_, last = parts.log.lines
     assert first.matched_tokens > 0 == last.matched_tokens
     assert attempts[-1].uncached >= attempts[0].uncached + first.matched_tokens
+    assert attempts[0].request.indexed_tokens > 0 == attempts[-1].request.indexed_tokens
 
     parts.warm(0, chat(LONG), rank=1)
     answer = picked(parts.decide(ask(chat(LONG, "ok", "new"))))
