@@ -58,6 +58,6 @@ def _name(director: "Director", context: RequestContext, row: ScoredEndpoint, no
         row,
         matched_tokens=max(0, row.matched_tokens - less),
         matched_bytes=mine.bytes,
-        uncached_tokens=row.uncached_tokens + less,
+        uncached_tokens=min(row.uncached_tokens + less, found.tokens),
         predicted_ttft_seconds=row.predicted_ttft_seconds + less / load.rate,
     )
