@@ -328,6 +328,14 @@ These bound memory, tell late events from lost ones, or set the interval of peri
 | constant | value | origin | halved | doubled |
 |---|---|---|---|---|
 {bookkeeping}
+
+## Data-parallel ranks
+
+An endpoint with several ranks behind its port (`kvist.dev/data-parallel-size`) is picked by the rank that
+holds most of the prompt. Which rank computes it is then decided by the same terms, among the ranks of that
+endpoint: by what each holds, its requests and its backlog. Where all hold the same, no rank is named, and the
+engine chooses by its queues
+([decision 79](decisions/0079-ranks-behind-a-port-are-compared-by-cost.md)).
 """
 
 
