@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Places = NDArray[np.intp]
 
 
 def best_of_few(
@@ -70,7 +71,7 @@ def best_of_many(
     return [(at + first) % count for at in found]
 
 
-def least(keys: Vector, places: NDArray[np.intp] | None, limit: int) -> list[int]:
+def least(keys: Vector, places: Places | None, limit: int) -> list[int]:
     """Return the places of the least keys, in order and without infinite ones; overwrites ``keys``.
 
     ``places``: those that the keys belong to; None: they belong to all, in order.
@@ -85,7 +86,7 @@ def least(keys: Vector, places: NDArray[np.intp] | None, limit: int) -> list[int
     return found
 
 
-def cheapest(costs: Vector, parts: NDArray[np.intp], number: int) -> list[int]:
+def cheapest(costs: Vector, parts: Places, number: int) -> list[int]:
     """Return the places of the ``number`` least costs, and perhaps of some more.
 
     ``parts``: starts of at least ``number`` parts of the columns. Sorting their minima takes a fifth of the

@@ -10,15 +10,12 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from kvist_epp.load.endpoint_load import EndpointLoad, lane
+from kvist_epp.scheduling.best_endpoints import Flags, Places, Vector
 from kvist_epp.scheduling.cost import NO_MATCH, CachedPrefix, Policy, PoolCost, pool_cost
 from kvist_epp.scheduling.tier_price import PricedPrefix, price_tiers
 
-Vector = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Places = NDArray[np.intp]
 _NOWHERE: Final[Places] = np.empty(0, np.intp)
 _NOTHING: Final[Vector] = np.empty(0)
 FEW_HOLDERS: Final = 8

@@ -12,11 +12,10 @@ from math import inf
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvist_epp.load.prefill_share import MEMORY_SECONDS
 from kvist_epp.load.tpot_admission import LEAST_SHARE, STEP_SECONDS
-from kvist_epp.scheduling.best_endpoints import least
+from kvist_epp.scheduling.best_endpoints import Flags, Places, Vector, least
 from kvist_epp.scheduling.cost import (
     Policy,
     complete,
@@ -27,10 +26,9 @@ from kvist_epp.scheduling.leg_costs import (
     LegCosts,
     pressure,
 )
-from kvist_epp.scheduling.leg_table import LegFigures, LegTable, Places, Vector, WarmPairs
+from kvist_epp.scheduling.leg_table import LegFigures, LegTable, WarmPairs
 from kvist_epp.scheduling.pick import Demand, cost_rows
 
-Flags = NDArray[np.bool_]
 PAIRED: Final = 4
 """Of each set of compatible endpoints, the cheapest for either leg that are paired with each other, or each
 with so many that it has met."""

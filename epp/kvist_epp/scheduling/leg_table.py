@@ -10,17 +10,15 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvist_epp.load.endpoint_load import DEFAULT_TRANSFER_RATE, EndpointLoad
 from kvist_epp.load.prefill_share import MEMORY_SECONDS
+from kvist_epp.scheduling.best_endpoints import Places, Vector
 from kvist_epp.scheduling.cost import CachedPrefix, Policy, slot_seconds
 from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
 from kvist_epp.scheduling.pick import Candidate, canonical, named
 from kvist_epp.scheduling.tpot_columns import TpotColumns
 
-Vector = NDArray[np.float64]
-Places = NDArray[np.intp]
 NONE_RESTS: Final[frozenset[str]] = frozenset()
 FEW_LEGS: Final = 24
 """Endpoints up to which looking at each is faster than operations on arrays."""

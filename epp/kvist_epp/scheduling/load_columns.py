@@ -5,8 +5,8 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvist_epp.scheduling.best_endpoints import Places
 from kvist_epp.scheduling.cost import CachedPrefix, Policy, slot_seconds
 from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
 from kvist_epp.scheduling.pick import Candidate
@@ -25,7 +25,7 @@ class EndpointSubset(NamedTuple):
     candidates: tuple[Candidate, ...]
     place: Mapping[str, int]
     """By key: place among ``candidates``."""
-    places: NDArray[np.intp]
+    places: Places
     """Their places in the pool."""
     pool: RecordedPool | None
     """The same endpoints for the records of picks; None: picks are not recorded."""
@@ -129,7 +129,7 @@ class LoadColumns:
         for at in range(count):
             self.refresh(at)
 
-    def _copy(self, whole: "LoadColumns", places: NDArray[np.intp]) -> None:
+    def _copy(self, whole: "LoadColumns", places: Places) -> None:
         """Copy the figures of the endpoints at these places of a pool."""
         self.running_seconds, self.waiting_until = whole.running_seconds, whole.waiting_until
         if self.many:

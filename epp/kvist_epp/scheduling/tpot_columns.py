@@ -8,7 +8,6 @@ of columns, which hardly take longer for a thousand endpoints than for fifty (``
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.tpot_admission import (
@@ -18,10 +17,9 @@ from kvist_epp.load.tpot_admission import (
     STEP_SECONDS,
     AdmissionFigures,
 )
+from kvist_epp.scheduling.best_endpoints import Flags, Places, Vector
 from kvist_epp.scheduling.cost import Policy, PoolCost
 
-Vector = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 _FIELDS = len(AdmissionFigures._fields)
 _SHARE, _ALLOWANCE, _AT, _FREE, _MOST, _FRESH_SINCE, _QUEUED, _FIRST_DONE, *_TOKEN = range(_FIELDS)
 _TARGET, _TOKEN_SECONDS, _TOKEN_SEQUENCES, _SLOWDOWN = _TOKEN
@@ -43,7 +41,7 @@ class TpotColumns:
         found._columns = np.array([load.tpot.figures(load) for load in loads if load.tpot is not None]).T
         return found
 
-    def take(self, places: NDArray[np.intp]) -> "TpotColumns":
+    def take(self, places: Places) -> "TpotColumns":
         """Return the columns of a part of the endpoints."""
         found = TpotColumns(0)
         found._columns = self._columns[:, places]
