@@ -28,36 +28,36 @@ def name_ranks(
     """
     if DATA_PARALLEL_RANK_HEADER in context.kept_headers:
         return picked
-    if (split := picked.split) is not None:
-        for row in (split.prefill, split.decode):
-            _name(director, context, row, now)
-        return picked
-    return picked.moved(_name(director, context, picked.best, now))
+    rows = (picked.best,) if picked.split is None else (picked.split.prefill, picked.split.decode)
+    named = [_with_rank(director, context, row, now) for row in rows]
+    context.ranks = {row.endpoint.key: rank for row, rank in named}
+    return picked.moved(named[0][0]) if picked.split is None else picked
 
 
-def _name(director: "Director", context: RequestContext, row: ScoredEndpoint, now: float) -> ScoredEndpoint:
+def _with_rank(
+    director: "Director", context: RequestContext, row: ScoredEndpoint, now: float
+) -> tuple[ScoredEndpoint, int | None]:
+    """Return the rank to name at an endpoint, and the endpoint with what that has cached."""
     key, found, lookup = row.endpoint.key, context.match.found, director.lookup
     member, holding = lookup.members.get(key), found.hits.get(key)
     if member is None or holding is None or holding.rank is None:
-        context.ranks = {**context.ranks, key: None}
-        return row
+        return row, None
     if len(found.matches) != 1:  # of several prompts, ranks may hold some each
-        context.ranks = {**context.ranks, key: holding.rank}
-        return row
+        return row, holding.rank
     [matches] = found.matches
     held = [lookup.usable(key, matches, matches.of(publisher)) for publisher in member.publishers]
     load, uses = director.tracker.load(key), director.recent_uses.decayed_count(found.place, now)
     # of the requests with this prefix, as many as come to one of the endpoints that hold it
     rank = choose_rank(held, load, found.tokens, uses / len(found.hits), director.policy)
-    context.ranks = {**context.ranks, key: rank}
     if rank is None or (less := held[holding.rank].tokens - held[rank].tokens) <= 0:
-        return row
+        return row, rank
     mine, indexed = held[rank], max(0, holding.indexed - less)
     found.hits[key] = CachedPart(max(0, holding.tokens - less), mine.bytes, mine.lower, indexed, rank)
-    return msgspec.structs.replace(
+    used = msgspec.structs.replace(
         row,
         matched_tokens=max(0, row.matched_tokens - less),
         matched_bytes=mine.bytes,
         uncached_tokens=min(row.uncached_tokens + less, found.tokens),
         predicted_ttft_seconds=row.predicted_ttft_seconds + less / load.rate,
     )
+    return used, rank

@@ -5,13 +5,14 @@ Of a common system prompt a thousand endpoints hold the same blocks. Looking at 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvist_epp.index.tree.holders import each
-from kvist_epp.index.tree.matches import Group, Hit, Loads, loaders
+from kvist_epp.index.tree.matches import Group, Hit, Loads, loaders, tokens_of
 
 MANY: Final = 32
 """Endpoints of a pool from which on this is faster than looking at each."""
@@ -60,8 +61,8 @@ class AlikeEndpoints:
         these counts is a question of each.
         """
         seen = 0
-        for run in _runs(groups):
-            once = twice = 0
+        for _, same_tokens in groupby(groups, tokens_of):
+            run, once, twice = list(same_tokens), 0, 0
             for group in run:
                 twice |= once & group[0]
                 once |= group[0]
@@ -116,15 +117,3 @@ def _flags(sets: Sequence[int], width: int = 0) -> NDArray[np.uint8]:
     size = (max(width, sets[0].bit_length()) + 7) // 8
     packed = np.frombuffer(b"".join([bits.to_bytes(size, "little") for bits in sets]), dtype=np.uint8)
     return np.unpackbits(packed.reshape(len(sets), size), axis=1, bitorder="little")
-
-
-def _runs(groups: Iterable[Group]) -> Iterator[list[Group]]:
-    """Yield the groups of equal tokens together."""
-    run: list[Group] = []
-    for group in groups:
-        if run and run[0][1] != group[1]:
-            yield run
-            run = []
-        run.append(group)
-    if run:
-        yield run

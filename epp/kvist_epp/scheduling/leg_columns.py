@@ -27,6 +27,7 @@ from kvist_epp.scheduling.leg_costs import (
     pressure,
 )
 from kvist_epp.scheduling.leg_table import LegFigures, LegTable, WarmPairs
+from kvist_epp.scheduling.load_columns import drained
 from kvist_epp.scheduling.pick import Demand, cost_rows
 
 PAIRED: Final = 4
@@ -53,7 +54,7 @@ class LegColumns:
         self.count = len(table.candidates)
         self.rate, self.seconds, self.running = figures.rate, figures.seconds, figures.running
         self.slot, self.tpot = figures.slot, figures.tpot
-        self.backlog = figures.backlog_at(now)
+        self.backlog = drained(figures.backlog, figures.computed_at, now)
         self.share = figures.share_of_prompts(now)
         held = figures.held(demand.hits, table.place, policy, now)
         self.uncached = held.uncached(self.count, demand.tokens)

@@ -135,12 +135,6 @@ class LegFigures:
         """Return what the endpoints at these places hold of a prompt."""
         return HeldColumns.of(hits, place, self.tiers, self.seconds, policy, now)
 
-    def backlog_at(self, now: float) -> Vector:
-        """Return the seconds of backlog, as ``EndpointLoad.drain`` would leave them."""
-        left = self.computed_at - now
-        np.minimum(left, self.backlog, out=left)
-        return np.maximum(left, 0.0, out=left)
-
     def share_of_prompts(self, now: float) -> Vector:
         """Return the part of each endpoint's time that goes to prompts (``PrefillShare.at``)."""
         faded = np.minimum(0.0, self.share_at - now)

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from kvist_epp.scheduling.best_endpoints import Places
+from kvist_epp.scheduling.best_endpoints import Places, Vector
 from kvist_epp.scheduling.cost import CachedPrefix, Policy, slot_seconds
 from kvist_epp.scheduling.held_columns import HeldColumns, TierColumns
 from kvist_epp.scheduling.pick import Candidate
@@ -17,6 +17,16 @@ _pack_figures: Final = FIGURES.pack_into
 
 FEW: Final = 48
 """Endpoints up to which a loop is faster than operations on arrays."""
+
+
+def drained(wait: Vector, until: Vector, now: float) -> Vector:
+    """Return backlogs in seconds as ``EndpointLoad.drain`` to ``now`` would leave them.
+
+    ``wait``: seconds as of the last change, ``until``: when they are computed without further events.
+    """
+    left = until - now
+    np.minimum(left, wait, out=left)
+    return np.maximum(left, 0.0, out=left)
 
 
 class EndpointSubset(NamedTuple):
@@ -223,9 +233,7 @@ class LoadColumns:
         if now >= self.waiting_until:
             return self.none
         if self.many:
-            left = self.waits_until - now
-            np.minimum(left, self.wait, out=left)
-            return np.maximum(left, 0.0, out=left)
+            return drained(self.wait, self.waits_until, now)
         return [
             wait if until - now > wait else until - now if until > now else 0.0
             for wait, until in zip(self.wait, self.waits_until, strict=True)

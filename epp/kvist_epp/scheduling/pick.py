@@ -299,14 +299,11 @@ def scored(
     )
 
 
-def allows(subset: tuple[str, ...], endpoint: Endpoint) -> bool:
-    """Return whether the gateway's subset names this endpoint, by address alone (any port) or with its
-    port."""
-    return named(canonical(subset), endpoint)
-
-
 def named(names: frozenset[str], endpoint: Endpoint) -> bool:
-    """Return the same for a subset in canonical text."""
+    """Return whether the gateway's subset names this endpoint, by address alone (any port) or with its port.
+
+    ``names``: the subset in canonical text.
+    """
     return endpoint.hostport in names or endpoint.address in names
 
 

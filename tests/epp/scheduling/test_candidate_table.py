@@ -18,7 +18,7 @@ from kvist_epp.scheduling.candidate_table import CandidateTable
 from kvist_epp.scheduling.cost import Match, Policy
 from kvist_epp.scheduling.leg_table import LegTable
 from kvist_epp.scheduling.load_columns import FEW
-from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, allows, choose, explain
+from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, canonical, choose, explain, named
 from kvist_epp.scheduling.pick_record import KEPT, PickRecord
 from kvist_epp.scheduling.split_decision import SplitDecision, weigh
 
@@ -156,7 +156,7 @@ class World:
         able = [
             one
             for one in self.candidates
-            if one.endpoint.key not in resting and (subset is None or allows(subset, one.endpoint))
+            if one.endpoint.key not in resting and (subset is None or named(canonical(subset), one.endpoint))
         ]
         best = choose(self.candidates, demand, now=self.now)[0]
         found = weigh(self.table.legs().among(subset, resting), demand, best, now=self.now)
@@ -372,7 +372,9 @@ def test_an_address_names_the_first_endpoint_that_has_it() -> None:
     asked = ["10.0.0.1:8001", "10.0.0.1", "[fd00:0::1]:8000", "fd00::1", "10.9.9.9:80", "", "no address"]
     found = [table.at(address) for address in asked]
     assert [one and one.endpoint.name for one in found] == ["p1", "p0", "p2", "p2", None, None, None]
-    assert found == [next((one for one in pods if allows((each,), one.endpoint)), None) for each in asked]
+    assert found == [
+        next((one for one in pods if named(canonical((each,)), one.endpoint)), None) for each in asked
+    ]
     assert list(table.by_key) == ["ns/p0", "ns/p1", "ns/p2"]
 
 

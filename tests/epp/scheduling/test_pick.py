@@ -14,9 +14,10 @@ from kvist_epp.scheduling.pick import (
     Candidate,
     Demand,
     ScoredEndpoint,
-    allows,
+    canonical,
     choose,
     explain,
+    named,
 )
 
 NOW = 10.0
@@ -266,18 +267,18 @@ def test_a_prompt_wholly_matched_computes_its_last_token() -> None:
 )
 def test_a_subset_names_addresses_with_or_without_port(member: str, expected: bool) -> None:
     """``ip`` allows every port of it, ``ip:port`` this one; anything else allows nothing."""
-    assert allows((member,), candidate(1).endpoint) is expected
+    assert named(canonical((member,)), candidate(1).endpoint) is expected
 
 
 @pytest.mark.parametrize("member", ["fd00::1", "[fd00::1]", "[fd00:0::1]:8000", "FD00::0001"])
 def test_a_subset_may_spell_ipv6_as_it_likes(member: str) -> None:
     """Brackets, capitals and zeros do not matter."""
-    assert allows((member,), Endpoint("a", "ns", "fd00::1", 8000))
+    assert named(canonical((member,)), Endpoint("a", "ns", "fd00::1", 8000))
 
 
 def test_an_ipv6_port_in_a_subset_counts() -> None:
     """``[v6]:port`` allows this port only."""
-    assert not allows(("[fd00::1]:8001",), Endpoint("a", "ns", "fd00::1", 8000))
+    assert not named(canonical(("[fd00::1]:8001",)), Endpoint("a", "ns", "fd00::1", 8000))
 
 
 @pytest.mark.parametrize(
