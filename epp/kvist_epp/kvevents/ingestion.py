@@ -20,7 +20,7 @@ from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.index.snapshot.sections import Captured, Section
 from kvist_epp.kvevents.block_decoder import BlockDecoder
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
-from kvist_epp.kvevents.decode_check import DecodeChecker, Encode
+from kvist_epp.kvevents.decode_check import DecodeChecker, Encode, Pairs
 from kvist_epp.kvevents.evicted_blocks import EvictedBlocks
 from kvist_epp.kvevents.observation import Observation, RecentSessions
 from kvist_epp.kvevents.publisher_state import LEASE_SECONDS, PublisherState, PublisherStats
@@ -37,6 +37,10 @@ class TokenText(Protocol):
     @property
     def pieces(self) -> Sequence[bytes]:
         """Bytes of each token id; b"" where the id does not exist."""
+
+    @property
+    def pairs(self) -> Pairs | None:
+        """Which neighbouring tokens are canonical; None if they do not decide it in this vocabulary."""
 
     def encode(self, text: str) -> list[int]:
         """Tokenize, with special tokens recognised in the text and none added."""
@@ -65,7 +69,7 @@ class Ingestor:
         encode: Encode | None = model.encode if check else None
         self.evicted = EvictedBlocks(index)
         """Counts blocks that are computed again after their eviction."""
-        self.checker = DecodeChecker(index, self._decoder.pieces, encode)
+        self.checker = DecodeChecker(index, self._decoder.pieces, encode, model.pairs if check else None)
         self._publishers: dict[str, PublisherState] = {}
         self.tiers = TierBlocks(index, self._decoder, self.checker, self._publishers, clock, lease_seconds)
         """Blocks on slower tiers."""
@@ -285,7 +289,7 @@ class Ingestor:
         state.stats.unknown_ids += not complete
         if decode and (event.media or (texts and TOKEN in texts[0])):
             decode = False  # no model generates media
-        if texts and not self._place_texts(state, event, texts, decode=decode):
+        if texts and not self._place_texts(state, event, texts, before, decode=decode):
             return None
         if opaque := event.hashes[len(texts) :]:
             parent = event.hashes[len(texts) - 1] if texts else event.parent
@@ -311,19 +315,20 @@ class Ingestor:
             last_block=event.hashes[-1],
         )
 
-    def _place_texts(self, state: PublisherState, event: Stored, texts: list[bytes], *, decode: bool) -> bool:
-        """Add blocks of text; return False if the parent is unknown."""
+    def _place_texts(
+        self, state: PublisherState, event: Stored, texts: list[bytes], before: int | None, *, decode: bool
+    ) -> bool:
+        """Add blocks of text behind ``before`` tokens; return False if the parent is unknown."""
         parent = state.decode_blocks.uncredited(event.parent)
         if parent is not None and not decode and (event.session is None or event.session != parent.session):
             # A prompt hit the chain. The request that generated it would prove nothing by computing it again.
             parent = None if self.checker.prove(state, parent) else parent
-        if parent is None and not (decode and self._needs_check(state, event, texts)):
+        if parent is None and not (decode and before is not None and self._is_new(event, texts)):
             placed = self._place_credited(state, event, texts)
             if placed and not decode and state.stats.warm:  # what a first replay tells happened long ago
                 self.evicted.on_stored(state.number, event.hashes, event.block_size)
             return placed
-        size, previous = event.block_size, event.parent
-        depth = parent.depth if parent else self._depth(state, previous)
+        size, previous, depth = event.block_size, event.parent, before
         for block_hash, ids, text in zip(event.hashes, self._decoder.ids(event), texts, strict=False):
             depth = None if depth is None else depth + size
             tokens = BlockTokens(ids, text)
@@ -343,10 +348,8 @@ class Ingestor:
             block_size=event.block_size,
         )
 
-    def _needs_check(self, state: PublisherState, event: Stored, texts: list[bytes]) -> bool:
-        """Return False if the parent is unknown or opaque (the index tells which), or the block is known."""
-        if event.parent is not None and self._index.depth(event.parent, state.number) is None:
-            return False
+    def _is_new(self, event: Stored, texts: list[bytes]) -> bool:
+        """Return False if the last block is known with this text."""
         return self._index.tail(event.hashes[-1], len(texts[-1])) != texts[-1]
 
     def _depth(self, state: PublisherState, block_hash: int | None) -> int | None:

@@ -17,11 +17,16 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from kvist_epp.prompt.canonical_pairs import CanonicalPairs
+
 BLANK: Final = "▁"
 """SentencePiece's mark of a blank. A text that contains it literally gives the same tokens as a blank."""
 
 _NO_TEXT, _NO_TEXT_EITHER = b"\xff", b"\xfe"
 """Bytes that are in no UTF-8. The first one is left to marks (``index.media_marks``)."""
+
+_LOCAL_CUTS: Final = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
+"""Kinds of pre-tokenizers that cut a text by the characters at a place, not by their number or script."""
 
 Transform = Callable[[str], str]
 
@@ -38,6 +43,10 @@ class Vocabulary:
         self._normalise = _text_transform(tokenizer, spec)
         self.pieces, self.absent = _pieces(tokenizer, spec)
         self._before, self._after = self._ends()
+        added = {token["id"]: token["content"] for token in spec["added_tokens"]}
+        separate = _merges_apart(spec, self.pieces)
+        self.pairs = CanonicalPairs(self.pieces, self.encode, added) if separate else None
+        """Which neighbouring tokens are canonical; None if they do not decide it in this vocabulary."""
         self.why_not = _unsupported(spec) or self._unfaithful()
         """Why bytes cannot be trusted; empty when they can."""
 
@@ -137,6 +146,15 @@ def _unsupported(spec: dict[str, Any]) -> str:
     if any(token["single_word"] for token in spec["added_tokens"]):
         return "added tokens that match whole words only"
     return ""
+
+
+def _merges_apart(spec: dict[str, Any], pieces: Sequence[bytes]) -> bool:
+    """Return whether `CanonicalPairs` holds: what is merged depends on neighbours only, and never over the
+    place before a blank."""
+    model, cuts = spec["model"], {step["type"] for step in _steps(spec["pre_tokenizer"])}
+    if model["type"] != "BPE" or model.get("dropout") or _prefix(spec) or not cuts <= _LOCAL_CUTS:
+        return False
+    return not any(re.search(r"\S ", piece.decode(errors="ignore")) for piece in pieces if b" " in piece[1:])
 
 
 def _text_transform(tokenizer: Tokenizer, spec: dict[str, Any]) -> Transform:

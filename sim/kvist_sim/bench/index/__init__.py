@@ -1,5 +1,6 @@
 """``kvist bench index``: speed and memory of the prefix index.
 
+- ``answers``: ingestion of blocks that engines compute in decode, one by one.
 - ``command``: runs the parts and prints the table.
 - ``data``: random blocks and chains of blocks.
 - ``memory``: process that fills one index and reports its resident memory.

@@ -16,6 +16,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_sim.bench.harness.machine import measured_on
 from kvist_sim.bench.harness.proof import WIDTH, publish
+from kvist_sim.bench.index.answers import measure_answers
 from kvist_sim.bench.index.data import (
     BLOCK_BYTES,
     EVENT_BLOCKS,
@@ -165,6 +166,8 @@ def run(scale: float = 1.0, *, say: Callable[[str], None] = lambda _: None) -> F
         "shared": measure_memory(blocks // 2, SHARERS),
         "foreign": measure_memory(blocks // 8, SHARERS, "foreign"),
     }
+    say("answers")
+    result["answers"] = measure_answers(blocks // 4)
     say("ZMQ")
     result["zmq"] = {
         "stored": measure_zmq("ingest", blocks, evict=False),
@@ -187,7 +190,7 @@ def _rows(result: Figures) -> list[tuple[str, str, str]]:
     ingest, removal, zmq = result["ingest"], result["removal"], result["zmq"]
     distinct = max(one["bytes_per_distinct_block"] for one in result["memory"]["distinct"])
     holders, history, picks = result["holders"], result["history"], zmq["picks_during_ingest"]
-    fork = result["fork"]
+    fork, answers = result["fork"], result["answers"]
     return [
         ("ingest, new blocks", _rate(ingest["distinct"]), "1.00 M/s"),
         ("ingest, held by another pod", _rate(ingest["shared"]), ""),
@@ -215,6 +218,8 @@ def _rows(result: Figures) -> list[tuple[str, str, str]]:
         ("memory per distinct block (largest of 4 sizes)", f"{distinct:.0f} B", "220 B"),
         ("memory per held block, 16 pods share", _bytes(result["memory"]["shared"]), "45 B"),
         ("the same, hashes differ from pod to pod", _bytes(result["memory"]["foreign"]), ""),
+        ("answers, block by block", _rate(answers["pairs"]), ""),
+        ("the same, each block checked whole", _rate(answers["whole_check"]), ""),
         ("ZMQ ingest, stored", _rate(zmq["stored"]["blocks_per_second"]), "0.50 M/s"),
         ("ZMQ ingest, stored and as many evicted", _rate(zmq["stored_and_evicted"]["blocks_per_second"]), ""),
         ("pick p99, nothing coming in", f"{zmq['picks_idle']['p99_ms']:.2f} ms", ""),
