@@ -20,10 +20,14 @@ STATES = ("full", "state", "state", "state")
 class PoolWithoutModel(Pool):
     """``Pool`` of engines with these layers."""
 
-    def __init__(self, folder: Path, layers: Sequence[str | int], *flags: str) -> None:
+    def __init__(
+        self, folder: Path, layers: Sequence[str | int], *flags: str, answer: Sequence[int] = ()
+    ) -> None:
+        """``answer``: tokens with which every answer begins; the others are drawn."""
         super().__init__(folder)
         self._layers = layers
         self._flags = flags
+        self._answer = answer
 
     def _build_model(self) -> Path:
         return tiny.build("chatml", self._folder / "model")
@@ -31,6 +35,7 @@ class PoolWithoutModel(Pool):
     def _engine(self, number: int, ports: tuple[int, ...] = ()) -> VllmEngine:
         environment = {
             "KVIST_KV_GROUPS": json.dumps(self._layers),
+            "KVIST_ANSWER": json.dumps(self._answer),
             "PYTHONPATH": str(install.newest_code()),
         }
         flags = ("--distributed-executor-backend", "modelless.Modelless", "--no-async-scheduling")

@@ -115,7 +115,7 @@ class DecodeChecker:
         pieces: Sequence[bytes | None],
         encode: Encode | None,
         pairs: Pairs | None = None,
-        limit: int = 8_192,
+        limit: int = 65_536,
     ) -> None:
         self._index = index
         self._pieces = pieces

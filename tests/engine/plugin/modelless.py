@@ -5,7 +5,7 @@ Scheduler, KV cache manager, events and API decide what is cached and see no wei
 runs, such as those that mix attention with states, can be tested: the KV cache groups are those of the
 environment variable ``KVIST_KV_GROUPS``, a JSON list of kinds, one for each layer: ``full``, ``state``,
 ``draft`` for a layer of a draft model with full attention, or a number, the tokens of a sliding window. The
-generated tokens are drawn.
+generated tokens are drawn, or those of ``KVIST_ANSWER``, a JSON list with which every answer begins.
 
 ``--distributed-executor-backend modelless.Modelless`` starts an engine with it.
 """
@@ -35,8 +35,11 @@ class Modelless(Executor):
             self.cache_config.mamba_cache_mode = "align"  # as for models that have states
             self.cache_config.mamba_block_size = self.cache_config.block_size
         self._random = random.Random(1)
+        self._answer: list[int] = json.loads(os.environ.get("KVIST_ANSWER", "[]"))
         self._known: dict[str, int] = {}
         """Tokens of each request, those generated included."""
+        self._generated: dict[str, int] = {}
+        """Of these, those generated."""
 
     def collective_rpc(
         self,
@@ -104,11 +107,17 @@ class Modelless(Executor):
         sampled: list[list[int]] = []
         for name in names:
             complete = computed[name] + step.num_scheduled_tokens[name] >= self._known[name]
-            sampled.append([self._random.randrange(1000)] if complete else [])
+            sampled.append([self._next_token(name)] if complete else [])
             self._known[name] += complete
         for name in step.finished_req_ids:
             self._known.pop(name, None)
+            self._generated.pop(name, None)
         return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, sampled)
+
+    def _next_token(self, name: str) -> int:
+        at = self._generated.get(name, 0)
+        self._generated[name] = at + 1
+        return self._answer[at] if at < len(self._answer) else self._random.randrange(1000)
 
 
 def _given(answer: Any, non_block: bool) -> Any:
