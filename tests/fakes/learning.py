@@ -8,7 +8,7 @@ from kvist_epp.engines.vllm.event_encoder import encode
 from kvist_epp.engines.vllm.extra_keys import Media
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.decode_check import Pairs
+from kvist_epp.kvevents.decode_check import Chunks
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.publisher_state import PublisherStats
@@ -21,9 +21,9 @@ PROMPT = b"aaaabbbb"
 class Learning:
     """Sends events straight into a ingestor."""
 
-    def __init__(self, *, check: bool = True, pairs: Pairs | None = None) -> None:
+    def __init__(self, *, check: bool = True, chunks: Chunks | None = None) -> None:
         self.index = Index()
-        self.words = Words(pairs)
+        self.words = Words(chunks)
         self.now = self.sent_at = 0.0
         self.ingestor = Ingestor(self.index, self.words, check=check, clock=lambda: self.now)
         self.source = "ns/pod/0"
@@ -95,8 +95,8 @@ def stored(
     )
 
 
-def prompted(*, check: bool = True, pairs: Pairs | None = None) -> Learning:
+def prompted(*, check: bool = True, chunks: Chunks | None = None) -> Learning:
     """One request's prompt was stored: blocks 1 and 2."""
-    engine = Learning(check=check, pairs=pairs)
+    engine = Learning(check=check, chunks=chunks)
     engine.send(stored([1, 2], None, PROMPT))
     return engine

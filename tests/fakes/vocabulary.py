@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvist_epp.index.media_marks import TOKEN
-from kvist_epp.kvevents.decode_check import Pairs
+from kvist_epp.kvevents.decode_check import Chunks
 
 WORDS = (b"hello", b" hel", b"lo", b" hello", b"the ", b"\xc3\xa9", b"<|end|>", b"zzz")
 
@@ -11,8 +11,8 @@ WORDS = (b"hello", b" hel", b"lo", b" hello", b"the ", b"\xc3\xa9", b"<|end|>", 
 class Words:
     """Ids 0-255 are bytes, then ``WORDS``; then one id that does not exist, and a placeholder of pictures."""
 
-    def __init__(self, pairs: Pairs | None = None) -> None:
-        self.pairs = pairs
+    def __init__(self, chunks: Chunks | None = None) -> None:
+        self.chunks = chunks
         self.pieces: Sequence[bytes] = [*(bytes([byte]) for byte in range(256)), *WORDS, b"", TOKEN]
         self.picture = len(self.pieces) - 1
         self.encoded: list[str] = []

@@ -90,7 +90,7 @@ def test_the_table_shows_the_aims() -> None:
             "holders": {"10": 5.0, "1000": 6.0},
             "fork": {"known_us": 4.0, "new_us": 2.0},
             "history": {"note_us": 18.0, "match_us": 8.0},
-            "answers": {"pairs": 38_000.0, "whole_check": 15_000.0},
+            "answers": {"chunks": 38_000.0, "whole_check": 15_000.0},
             "memory": {"distinct": [memory], "shared": memory, "foreign": memory},
             "zmq": {
                 "stored": ingest,

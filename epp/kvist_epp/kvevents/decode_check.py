@@ -2,9 +2,9 @@
 
 A model may generate tokens that are not the canonical tokenisation of the text they spell. A later prompt
 with that text is tokenised canonically and does not hit such blocks, although their bytes are equal.
-Nearly all blocks are known to be canonical by their neighbouring tokens (``Pairs``) and credited at once.
-For the others a short window of text is tokenised again and compared, off the hot path and in slices, which
-takes about 60 us for 200 bytes.
+Nearly all blocks are known to be canonical, as their words were seen before (``Chunks``), and are credited at
+once. For the others a short window of text is tokenised again and compared, off the hot path and in slices,
+which takes about 60 us for 200 bytes.
 
 The window begins some text before the blocks, because how a token splits depends on what precedes it, and
 ends with the blocks that follow, because it depends on that, too: " hel" is a token of its own only while
@@ -40,11 +40,11 @@ RUN_BYTES = 512
 """Text of the blocks in one window: bounds the time of one call of the tokenizer (about 1 us a byte)."""
 
 
-class Pairs(Protocol):
-    """The part of ``prompt.canonical_pairs.CanonicalPairs`` that the checker uses."""
+class Chunks(Protocol):
+    """The part of ``prompt.canonical_chunks.CanonicalChunks`` that the checker uses."""
 
-    def canonical(self, ids: Sequence[int], text: bytes, *, behind: bytes, last: int | None) -> bool:
-        """Return whether tokens are known to be canonical behind a text, of which ``last`` is the last."""
+    def canonical(self, ids: Sequence[int], *, behind: bytes, before: Sequence[int] = ()) -> bool:
+        """Return whether tokens are known to be canonical behind a text, of which ``before`` are the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _token_at(ids: Sequence[int], offset: int, pieces: Sequence[bytes | None]) -
 class DecodeChecker:
     """Queue of blocks to check; the subscriber calls ``step`` between other work.
 
-    Without ``encode`` no block can be checked, and none is credited; without ``pairs`` all wait for their
+    Without ``encode`` no block can be checked, and none is credited; without ``chunks`` all wait for their
     check. At most ``limit`` blocks wait; any more are not credited.
     """
 
@@ -114,13 +114,13 @@ class DecodeChecker:
         index: Index,
         pieces: Sequence[bytes | None],
         encode: Encode | None,
-        pairs: Pairs | None = None,
+        chunks: Chunks | None = None,
         limit: int = 65_536,
     ) -> None:
         self._index = index
         self._pieces = pieces
         self._encode = encode
-        self._pairs = pairs
+        self._chunks = chunks
         self._limit = limit
         self._queue: deque[tuple[PublisherState, DecodeBlock]] = deque()
 
@@ -167,37 +167,43 @@ class DecodeChecker:
             if pending and publisher.decode_blocks.get(block.hash) is block:
                 chain = publisher.decode_blocks.pending_chain(block, RUN_BYTES)
                 known = self._credit_known(publisher, chain)
-                # A doubtful block is settled by the next one; those behind it may be known again.
-                judged = chain[: known + 2] if self._pairs else chain
-                if known < len(chain):
-                    self._check(publisher, judged[known:], encode)
-                if block not in judged:
+                judged = chain[known : known + self._settled(publisher, chain[known:])]
+                if judged:
+                    self._check(publisher, judged, encode)
+                waits_for_text = judged[:1] and judged[0].state is DecodeBlockState.PENDING
+                if block not in chain[: known + len(judged)] and not waits_for_text:
                     self._queue.append((publisher, block))
                 break
         return bool(self._queue)
 
     def _credit_known(self, publisher: PublisherState, chain: list[DecodeBlock]) -> int:
-        """Credit the leading blocks that are canonical by their neighbouring tokens; return their number."""
-        pairs, credited = self._pairs, 0
-        if pairs is None:
+        """Credit the leading blocks that are known to be canonical; return their number."""
+        credited = 0
+        if publisher.decode_blocks.uncredited(chain[0].parent):
             return 0
-        while credited < len(chain) and self._is_known(pairs, publisher, chain[credited]):
+        while credited < len(chain) and self._is_known(publisher, chain[credited]):
             self._credit(publisher, chain[credited])
             credited += 1
         return credited
 
-    def _is_known(self, pairs: Pairs, publisher: PublisherState, block: DecodeBlock) -> bool:
-        parent = publisher.decode_blocks.get(block.parent)
-        if parent is None:
-            before = None
-            if block.parent is not None:
-                before = self._index.tail(block.parent, TAIL_BYTES, publisher.number)
-            behind, last = after_media(before or b""), None
-        elif parent.state is DecodeBlockState.CREDITED:
-            behind, last = parent.tokens.data, parent.tokens.ids[-1]
-        else:
+    def _is_known(self, publisher: PublisherState, block: DecodeBlock) -> bool:
+        """Return whether a block is known to be canonical behind its parent, if that is."""
+        if self._chunks is None:
             return False
-        return pairs.canonical(block.tokens.ids, block.tokens.data, behind=behind, last=last)
+        ids, parent = block.tokens.ids, publisher.decode_blocks.get(block.parent)
+        if parent is not None:
+            if parent.state is DecodeBlockState.REJECTED:
+                return False
+            return self._chunks.canonical(ids, behind=parent.tokens.data, before=parent.tokens.ids)
+        tail = None
+        if block.parent is not None:
+            tail = self._index.tail(block.parent, TAIL_BYTES, publisher.number)
+        return self._chunks.canonical(ids, behind=after_media(tail or b""))
+
+    def _settled(self, publisher: PublisherState, chain: list[DecodeBlock]) -> int:
+        """Return how many blocks to check: up to the first one that is known, which settles those before."""
+        known = (at for at, block in enumerate(chain, 1) if at > 1 and self._is_known(publisher, block))
+        return next(known, len(chain))
 
     def _enqueue(self, publisher: PublisherState, block: DecodeBlock, *, reject: bool = False) -> None:
         if reject or self._encode is None or len(self._queue) >= self._limit:

@@ -20,7 +20,7 @@ from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.index.snapshot.sections import Captured, Section
 from kvist_epp.kvevents.block_decoder import BlockDecoder
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
-from kvist_epp.kvevents.decode_check import DecodeChecker, Encode, Pairs
+from kvist_epp.kvevents.decode_check import Chunks, DecodeChecker, Encode
 from kvist_epp.kvevents.evicted_blocks import EvictedBlocks
 from kvist_epp.kvevents.observation import Observation, RecentSessions
 from kvist_epp.kvevents.publisher_state import LEASE_SECONDS, PublisherState, PublisherStats
@@ -39,8 +39,8 @@ class TokenText(Protocol):
         """Bytes of each token id; b"" where the id does not exist."""
 
     @property
-    def pairs(self) -> Pairs | None:
-        """Which neighbouring tokens are canonical; None if they do not decide it in this vocabulary."""
+    def chunks(self) -> Chunks | None:
+        """Which chunks of tokens are canonical; None if it is not known where texts are cut."""
 
     def encode(self, text: str) -> list[int]:
         """Tokenize, with special tokens recognised in the text and none added."""
@@ -69,7 +69,7 @@ class Ingestor:
         encode: Encode | None = model.encode if check else None
         self.evicted = EvictedBlocks(index)
         """Counts blocks that are computed again after their eviction."""
-        self.checker = DecodeChecker(index, self._decoder.pieces, encode, model.pairs if check else None)
+        self.checker = DecodeChecker(index, self._decoder.pieces, encode, model.chunks if check else None)
         self._publishers: dict[str, PublisherState] = {}
         self.tiers = TierBlocks(index, self._decoder, self.checker, self._publishers, clock, lease_seconds)
         """Blocks on slower tiers."""

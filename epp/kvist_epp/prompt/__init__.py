@@ -20,7 +20,8 @@ A request that cannot be rendered as the engine does is matched by its plain tex
 - ``harmony``: chats of gpt-oss, which engines write by code and not by a template.
 - ``harmony_tools``: declarations of tools as gpt-oss reads them.
 - ``mistral``: chats of engines that use Mistral's own tokenizer, which has no template.
-- ``canonical_pairs``: a cheap check of generated tokens by their neighbours.
+- ``canonical_chunks``: a cheap check of generated tokens, chunk by chunk.
+- ``text_cuts``: places where a tokenizer cuts every text.
 - ``tiktoken_vocab``: vocabularies of tokens with ranks: those of Mistral's own tokenizer and of Kimi's.
 - ``kimi``: chats of Kimi K2, whose tokenizer prepares tools for the template.
 - ``kimi_tools``: declarations of tools as Kimi K2.5 reads them.

@@ -9,7 +9,7 @@ import jinja2
 
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.index.media_marks import TOKEN
-from kvist_epp.prompt.canonical_pairs import CanonicalPairs
+from kvist_epp.prompt.canonical_chunks import CanonicalChunks
 from kvist_epp.prompt.chat import MALFORMED, ContentFormat, UnrenderableError, with_system_first
 from kvist_epp.prompt.chat_rules import NO_RULES, ChatRules
 from kvist_epp.prompt.deepseek import MODES
@@ -194,9 +194,9 @@ class Model:
         return self.vocabulary.encode(text)
 
     @property
-    def pairs(self) -> CanonicalPairs | None:
-        """Return which neighbouring tokens are canonical; None if they do not decide it."""
-        return self.vocabulary.pairs
+    def chunks(self) -> CanonicalChunks | None:
+        """Return which chunks of tokens are canonical; None if it is not known where texts are cut."""
+        return self.vocabulary.chunks
 
     def prompts(self, request: Request, failed: Callable[[str], None] = _ignore) -> list[bytes]:
         """Return the bytes of each prompt as the engine tokenizes it; empty: it is not known.

@@ -17,16 +17,14 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from kvist_epp.prompt.canonical_pairs import CanonicalPairs
+from kvist_epp.prompt.canonical_chunks import CanonicalChunks
+from kvist_epp.prompt.text_cuts import find_text_cuts, steps
 
 BLANK: Final = "▁"
 """SentencePiece's mark of a blank. A text that contains it literally gives the same tokens as a blank."""
 
 _NO_TEXT, _NO_TEXT_EITHER = b"\xff", b"\xfe"
 """Bytes that are in no UTF-8. The first one is left to marks (``index.media_marks``)."""
-
-_LOCAL_CUTS: Final = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
-"""Kinds of pre-tokenizers that cut a text by the characters at a place, not by their number or script."""
 
 Transform = Callable[[str], str]
 
@@ -43,10 +41,9 @@ class Vocabulary:
         self._normalise = _text_transform(tokenizer, spec)
         self.pieces, self.absent = _pieces(tokenizer, spec)
         self._before, self._after = self._ends()
-        added = {token["id"]: token["content"] for token in spec["added_tokens"]}
-        separate = _merges_apart(spec, self.pieces)
-        self.pairs = CanonicalPairs(self.pieces, self.encode, added) if separate else None
-        """Which neighbouring tokens are canonical; None if they do not decide it in this vocabulary."""
+        cuts = None if _prefix(spec) else find_text_cuts(spec, self.pieces)
+        self.chunks = CanonicalChunks(self.pieces, self.encode, cuts) if cuts else None
+        """Which chunks of tokens are canonical; None if it is not known where this tokenizer cuts texts."""
         self.why_not = _unsupported(spec) or self._unfaithful()
         """Why bytes cannot be trusted; empty when they can."""
 
@@ -125,17 +122,7 @@ def _literal(content: str, spec: dict[str, Any]) -> bytes:
 
 
 def _uses_byte_level(spec: dict[str, Any]) -> bool:
-    return any(_steps(spec[part], "ByteLevel") for part in ("pre_tokenizer", "decoder"))
-
-
-def _steps(part: dict[str, Any] | None, kind: str | None = None) -> list[dict[str, Any]]:
-    """The steps of a normaliser, pre-tokenizer or decoder, sequences unrolled; those of one kind if given."""
-    if part is None:
-        return []
-    if part["type"] == "Sequence":
-        inner = next(part[key] for key in ("normalizers", "pretokenizers", "decoders") if key in part)
-        return [step for item in inner for step in _steps(item, kind)]
-    return [part] if kind in (None, part["type"]) else []
+    return any(steps(spec[part], "ByteLevel") for part in ("pre_tokenizer", "decoder"))
 
 
 def _unsupported(spec: dict[str, Any]) -> str:
@@ -146,15 +133,6 @@ def _unsupported(spec: dict[str, Any]) -> str:
     if any(token["single_word"] for token in spec["added_tokens"]):
         return "added tokens that match whole words only"
     return ""
-
-
-def _merges_apart(spec: dict[str, Any], pieces: Sequence[bytes]) -> bool:
-    """Return whether `CanonicalPairs` holds: what is merged depends on neighbours only, and never over the
-    place before a blank."""
-    model, cuts = spec["model"], {step["type"] for step in _steps(spec["pre_tokenizer"])}
-    if model["type"] != "BPE" or model.get("dropout") or _prefix(spec) or not cuts <= _LOCAL_CUTS:
-        return False
-    return not any(re.search(r"\S ", piece.decode(errors="ignore")) for piece in pieces if b" " in piece[1:])
 
 
 def _text_transform(tokenizer: Tokenizer, spec: dict[str, Any]) -> Transform:
@@ -175,14 +153,14 @@ def _unchanged(text: str) -> str:
 
 def _normaliser(tokenizer: Tokenizer, spec: dict[str, Any]) -> Transform:
     """The normaliser's work on one stretch of text, with blanks for ``▁``."""
-    steps = _steps(spec["normalizer"])
-    kinds = {step["type"] for step in steps}
+    changes = steps(spec["normalizer"])
+    kinds = {step["type"] for step in changes}
     sentencepiece = not _uses_byte_level(spec)
-    if not steps:
+    if not changes:
         return _blanks if sentencepiece else _unchanged
     if kinds == {"NFC"}:
         return _composed
-    if all(_blanks_only(step) for step in steps):
+    if all(_blanks_only(step) for step in changes):
         return _blanks
     normalizer = tokenizer.normalizer
     return lambda text: (
@@ -232,10 +210,10 @@ Prefix = Callable[[str, int], str]
 
 def _prefix(spec: dict[str, Any]) -> Prefix | None:
     """The blank put in front: by ``Prepend`` always, by a pre-tokenizer unless there is one."""
-    steps = _steps(spec["normalizer"])
-    if _steps(spec["normalizer"], "Prepend") and all(_blanks_only(step) for step in steps):
+    changes = steps(spec["normalizer"])
+    if steps(spec["normalizer"], "Prepend") and all(_blanks_only(step) for step in changes):
         return _always
-    for step in _steps(spec["pre_tokenizer"]):
+    for step in steps(spec["pre_tokenizer"]):
         scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space") else "never")
         if step["type"] == "ByteLevel" and scheme != "never":
             return _unless_space

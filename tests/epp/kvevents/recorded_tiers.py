@@ -57,7 +57,7 @@ def recorded(mode: str, golden: Path = GOLDEN) -> Run:
 class NumberedTokens:
     """A vocabulary whose token ``n`` is the text ``<n>``: prompts of token ids without their tokenizer."""
 
-    pairs = None
+    chunks = None
 
     def __init__(self) -> None:
         self.pieces: Sequence[bytes] = [b"<%d>" % token for token in range(VOCABULARY)]

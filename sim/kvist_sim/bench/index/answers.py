@@ -1,7 +1,7 @@
 """Ingestion of blocks that engines compute in decode: each is an event of its own, and checked.
 
 The text is the simulator's, of a few hundred words, and so is the vocabulary of 2,000 tokens: real text has
-more pairs of tokens that have not been seen yet (decision 80 has figures of a real vocabulary).
+more words that have not been seen yet (decision 80 has figures of a real vocabulary).
 """
 
 import random
@@ -13,7 +13,7 @@ from typing import Final
 from kvist_epp.engines.vllm.event_encoder import encode
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.decode_check import Pairs
+from kvist_epp.kvevents.decode_check import Chunks
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.prompt.model import Model
 from kvist_sim import model as model_files
@@ -30,10 +30,10 @@ ANSWER_BLOCKS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """The simulator's model, with its pairs or without."""
+    """The simulator's model, with its chunks or without."""
 
     model: Model
-    pairs: Pairs | None
+    chunks: Chunks | None
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -46,10 +46,10 @@ class _Vocabulary:
 
 
 def measure_answers(blocks: int) -> dict[str, float]:
-    """Blocks per second taken in and credited: with the check of pairs, and with the whole check alone."""
+    """Blocks per second taken in and credited: with the check of chunks, and with the whole check alone."""
     model = Model.load(str(model_files.folder()))
-    ways = {"pairs": model.pairs, "whole_check": None}
-    return {way: _rate(blocks, _Vocabulary(model, pairs)) for way, pairs in ways.items()}
+    ways = {"chunks": model.chunks, "whole_check": None}
+    return {way: _rate(blocks, _Vocabulary(model, chunks)) for way, chunks in ways.items()}
 
 
 def _rate(blocks: int, vocabulary: _Vocabulary) -> float:

@@ -218,7 +218,7 @@ def _rows(result: Figures) -> list[tuple[str, str, str]]:
         ("memory per distinct block (largest of 4 sizes)", f"{distinct:.0f} B", "220 B"),
         ("memory per held block, 16 pods share", _bytes(result["memory"]["shared"]), "45 B"),
         ("the same, hashes differ from pod to pod", _bytes(result["memory"]["foreign"]), ""),
-        ("answers, block by block", _rate(answers["pairs"]), ""),
+        ("answers, block by block", _rate(answers["chunks"]), ""),
         ("the same, each block checked whole", _rate(answers["whole_check"]), ""),
         ("ZMQ ingest, stored", _rate(zmq["stored"]["blocks_per_second"]), "0.50 M/s"),
         ("ZMQ ingest, stored and as many evicted", _rate(zmq["stored_and_evicted"]["blocks_per_second"]), ""),

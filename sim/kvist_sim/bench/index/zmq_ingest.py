@@ -50,7 +50,7 @@ STARTUP_SECONDS: Final = 1.0
 class Words:
     """A vocabulary of four random bytes a token: 64 a block."""
 
-    pairs: None = None
+    chunks: None = None
     pieces: list[bytes] = field(
         default_factory=lambda: [random.Random(token).randbytes(4) for token in range(TOKENS)]
     )
