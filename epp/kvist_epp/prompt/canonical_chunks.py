@@ -21,7 +21,7 @@ from typing import Final
 from kvist_epp.prompt.text_cuts import TextCuts
 
 MOST_CHUNKS: Final = 131_072
-"""Chunks that are remembered before those not seen since are forgotten; twice as many take 30 MB."""
+"""Chunks that are remembered before those not seen since are forgotten; twice as many take 24 MB."""
 MOST_TOKENS: Final = 16
 """Tokens of a chunk; so far before a block its first chunk is looked for, too."""
 MOST_BYTES: Final = 256
