@@ -89,7 +89,6 @@ FAMILIES: Mapping[str, Callable[[], Tokenizer]] = {
     "deepseek": lambda: by_patterns(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK),
     "kimi": lambda: by_patterns(KIMI),
     "ling": lambda: by_patterns(LING),
-    "whole text": by_patterns,
     "sentencepiece": lambda: sentencepiece_bpe(CHAT, prefix="never"),
 }
 """Tokenizers of which it is known where they cut texts."""

@@ -3,10 +3,11 @@
 They are known here, so that their children are neither orphans nor credited, but they are not in the index.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from kvist_epp.engines.vllm.kv_events import GPU
 
@@ -128,16 +129,17 @@ class DecodeBlockTable:
         """
         pending = takewhile(lambda other: other.state is DecodeBlockState.PENDING, self.ancestors(block))
         chain = [block, *pending][::-1]
-        while (child := self._pending_child(chain[-1])) is not None and _text_bytes(chain) < limit:
+        lengths = list(accumulate(len(block.tokens.data) for block in chain))
+        enough = bisect_left(lengths, limit) + 1
+        if enough <= len(chain):
+            return chain[: max(2, enough)]
+        length = lengths[-1]
+        # As many blocks as bytes at most: of blocks without text a damaged snapshot may have a circle.
+        while max(length, len(chain)) < limit and (child := self._pending_child(chain[-1])) is not None:
             chain.append(child)
-        while len(chain) > 2 and _text_bytes(chain[:-1]) >= limit:
-            chain.pop()
+            length += len(child.tokens.data)
         return chain
 
     def _pending_child(self, block: DecodeBlock) -> DecodeBlock | None:
         children = map(self._blocks.__getitem__, self._children.get(block.hash, ()))
         return next((child for child in children if child.state is DecodeBlockState.PENDING), None)
-
-
-def _text_bytes(chain: list[DecodeBlock]) -> int:
-    return sum(len(block.tokens.data) for block in chain)

@@ -23,38 +23,53 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
+from unicodedata import is_normalized
 
 _FIRST: Final = r"[^\r\n\p{L}\p{N}]?"
 """One character that may precede the letters of a word."""
 _CONTRACTION: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _UPPER_NO_HAN, _LOWER_NO_HAN = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
-_CASED: Final = tuple(
-    _FIRST + word + ending
-    for upper, lower in ((_UPPER, _LOWER), (_UPPER_NO_HAN, _LOWER_NO_HAN))
-    for word in (f"{upper}*{lower}+", f"{upper}+{lower}*")
-    for ending in ("", f"{_CONTRACTION}?")
-)
 _MARKS: Final = r" ?[^\s\p{L}\p{N}]+"
-_ALTERNATIVES: Final = (
-    *(_CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)", "'s|'t|'re|'ve|'m|'ll|'d"),
+_CONTRACTIONS: Final = (_CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)", "'s|'t|'re|'ve|'m|'ll|'d")
+_LETTERS: Final = (
     *(r" ?\p{L}+", rf"{_FIRST}\p{{L}}+", rf"{_FIRST}+\p{{L}}+", rf"{_FIRST}[\p{{L}}\p{{M}}]+"),
-    *(r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"),
-    *(*_CASED, r"[\p{Han}]+", r"\p{Han}+"),
-    *(r"\p{N}", r"\p{N}+", r"\p{N}{1}", r"\p{N}{1,3}", r" ?\p{N}+"),
-    *(_MARKS, rf"{_MARKS}[\r\n]*", rf"{_MARKS}[\r\n/]*", rf"{_MARKS}+[\r\n]*"),
-    *(r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*", r"\s*[\r\n]+", r"\s*[\r\n]"),
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+""",
+    *(
+        f"{first}{_FIRST}{upper}*{lower}+{ending}|{_FIRST}{upper}+{lower}*{ending}"
+        for first, upper, lower in (
+            ("", _UPPER, _LOWER),
+            (r"[\p{Han}]+|", _UPPER_NO_HAN, _LOWER_NO_HAN),
+            (r"\p{Han}+|", _UPPER_NO_HAN, _LOWER_NO_HAN),
+        )
+        for ending in ("", f"{_CONTRACTION}?")
+    ),
 )
-"""Alternatives of the patterns of GPT-2, GPT-4 and 4o, Llama 3, Qwen, DeepSeek, Mistral, Kimi, GLM and Ling.
-(Source: their files ``tokenizer.json``, and ``src/llama-vocab.cpp`` of github.com/ggml-org/llama.cpp.)"""
+_NUMBERS: Final = (r"\p{N}", r"\p{N}+", r"\p{N}{1}", r"\p{N}{1,3}", r" ?\p{N}+")
+_PUNCTUATION: Final = (
+    *(_MARKS, rf"{_MARKS}[\r\n]*", rf"{_MARKS}[\r\n/]*", rf"{_MARKS}+[\r\n]*"),
+    *(r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*"),
+)
+_BREAKS: Final = (r"\s*[\r\n]+", r"\s*[\r\n]")
 _WHITE_SPACE: Final = r"\s+(?!\S)|\s+"
-_KNOWN: Final = re.compile(rf"(?:(?:{'|'.join(map(re.escape, _ALTERNATIVES))})\|)+{re.escape(_WHITE_SPACE)}")
+
+
+def _any(alternatives: Iterable[str]) -> str:
+    return "|".join(map(re.escape, alternatives))
+
+
+_KNOWN: Final = re.compile(
+    rf"(?:(?:{_any(_CONTRACTIONS)})\|)?(?:{_any(_LETTERS)})\|(?P<numbers>(?:{_any(_NUMBERS)})\|)?"
+    rf"(?:{_any(_PUNCTUATION)})\|(?:(?:{_any(_BREAKS)})\|)?{re.escape(_WHITE_SPACE)}"
+)
+"""The patterns of GPT-2, GPT-4 and 4o, Llama 3, Qwen, DeepSeek, Mistral, Kimi, GLM, Ling and MiniMax.
+(Source: their files ``tokenizer.json``, and ``src/llama-vocab.cpp`` of github.com/ggml-org/llama.cpp.)"""
 _LINES: Final = r"|\s*[\r\n]"
-"""Alternatives that take line breaks with the white space before them."""
+"""What patterns have that take line breaks with the white space before them."""
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of the pre-tokenizer ``ByteLevel`` (source: ``byte_level.rs`` of huggingface/tokenizers)."""
-_APART: Final = (r"\p{N}", r"\p{N}+", r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+")
-"""Patterns of what is cut out before words are: digits; Chinese and Japanese."""
+_APART: Final = (*_NUMBERS[:4], "[一-龥぀-ゟ゠-ヿ]+")
+"""Patterns of what is cut out before words are: numbers; Chinese and Japanese."""
 
 _PRINTABLE: Final = frozenset(map(chr, range(0x21, 0x7F)))
 _ALPHANUMERIC: Final = frozenset(filter(str.isalnum, _PRINTABLE))
@@ -108,7 +123,8 @@ def find_text_cuts(spec: Mapping[str, Any], pieces: Sequence[bytes]) -> TextCuts
     texts = [token["content"] for token in added]
     joints = frozenset[bytes]() if unmerged else _joints(pattern or "", texts)
     if pattern is None:
-        return TextCuts(crossed=_before_blanks(pieces), joints=joints)
+        crossed = _before_blanks(pieces)
+        return None if "\ufffd" in crossed else TextCuts(crossed=crossed, joints=joints)
     return _around_words(pattern, texts, joints)
 
 
@@ -137,9 +153,11 @@ def _words(cuts: Sequence[dict[str, Any]]) -> str | None:
         return None
     *cuts, last = cuts
     pattern = _GPT2 if last["use_regex"] else _split_pattern(cuts.pop()) if cuts else None
-    if not pattern or not _KNOWN.fullmatch(pattern):
+    known = _KNOWN.fullmatch(pattern) if pattern else None
+    apart = [_NUMBERS[0] if cut["type"] == "Digits" else _split_pattern(cut) for cut in cuts]
+    if not known or not set(apart) <= set(_APART):
         return None
-    return pattern if all(cut["type"] == "Digits" or _split_pattern(cut) in _APART for cut in cuts) else None
+    return pattern if known["numbers"] or not set(apart).isdisjoint(_NUMBERS) else None
 
 
 def _split_pattern(cut: Mapping[str, Any]) -> str | None:
@@ -164,15 +182,19 @@ def _merges_whole(cuts: Sequence[Mapping[str, Any]], normalisers: Sequence[Mappi
 
 
 def _before_blanks(pieces: Sequence[bytes]) -> frozenset[str]:
-    """Return the characters, except white space, that tokens have before a blank."""
-    texts = {piece.decode(errors="ignore") for piece in pieces if piece.find(b" ", 1) > 0}
+    """Return the characters, except white space, that tokens have before a blank; U+FFFD: a part of one."""
+    texts = {piece.decode(errors="replace") for piece in pieces if piece.find(b" ", 1) > 0}
     return frozenset(found for text in texts for found in re.findall(r"(\S) ", text))
 
 
 def _crosses_cuts(added: Mapping[str, Any], *, marks: bool) -> bool:
-    """Return whether an added token takes a blank that is not its first character; ``marks``: "▁" is one."""
+    """Return whether an added token takes a blank that is not its first character; ``marks``: "▁" is one.
+
+    What a normaliser makes of its text, which is looked for then, is not known either.
+    """
     content = added["content"].replace("▁", " ") if marks and added["normalized"] else added["content"]
-    return added["lstrip"] or added["rstrip"] or added["single_word"] or " " in content[1:]
+    changed = added["normalized"] and not is_normalized("NFC", content)
+    return changed or added["lstrip"] or added["rstrip"] or added["single_word"] or " " in content[1:]
 
 
 def _joints(pattern: str, added: Sequence[str]) -> frozenset[bytes]:

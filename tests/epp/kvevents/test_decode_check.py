@@ -13,7 +13,7 @@ from tests.models import vocabularies
 
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Removed, Stored
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
+from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockTable
 from kvist_epp.kvevents.decode_check import CanonicalBlocks, Chunks, DecodeChecker, find_canonical
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_state import PublisherState
@@ -393,6 +393,18 @@ def test_blocks_that_come_in_any_order_from_a_snapshot_are_all_checked() -> None
         pass
 
     assert engine.tokens(PROMPT + b"cccc" * 8) == 40
+
+
+def test_a_circle_of_blocks_without_text_ends() -> None:
+    """A damaged snapshot may have one; the check goes on with what it has."""
+    table = DecodeBlockTable()
+    root = (None, None)
+    blocks = [
+        DecodeBlock(name, parent, root, BlockTokens((), b""), SIZE, 8) for name, parent in ((3, 4), (4, 3))
+    ]
+    for block in blocks:
+        table.add(block)
+    assert set(table.pending_chain(blocks[0], 64)) == set(blocks)
 
 
 @dataclass(frozen=True)

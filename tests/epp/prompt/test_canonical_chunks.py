@@ -229,7 +229,8 @@ def test_a_text_without_cuts_is_not_tokenised(text: str) -> None:
 
 
 def test_chunks_are_tokenised_once() -> None:
-    """A text that was seen costs the tokenizer nothing, in any order of its words, canonical or not."""
+    """A text that was seen costs the tokenizer nothing, in any order of its words; a wrong one costs one call
+    with each word before it."""
     vocabulary = family("byte level")
     calls: list[str] = []
 
@@ -243,7 +244,30 @@ def test_chunks_are_tokenised_once() -> None:
         ids = vocabulary.encode(" " + text)
         assert chunks.canonical(ids[1:], behind=b"", before=ids[:1])
         assert not chunks.canonical(single, behind=b"", before=ids)
-    assert len(calls) == len(set(calls)) == len(chunks) + 2
+    assert calls == [" the fox, the dog", " dogfox", " foxfox"]
+    assert len(chunks) == 4
+
+
+def test_many_new_chunks_are_tokenised_together() -> None:
+    """A block of words that were not seen costs one call of the tokenizer; one that is refused is looked at
+    chunk by chunk, until the wrong one is known."""
+    vocabulary = family("byte level")
+    calls: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return vocabulary.encode(text)
+
+    chunks = CanonicalChunks(vocabulary.pieces, encode, chunks_of(vocabulary).cuts)
+    right = vocabulary.encode(" a router knows which pod holds what")
+    wrong = vocabulary.encode(" the least of all work is")
+    letters = [vocabulary.encode(letter)[0] for letter in "left"]
+    for _ in range(2):
+        assert chunks.canonical(right[1:], behind=b"", before=right[:1])
+        assert not chunks.canonical([*wrong[1:], *letters], behind=b"", before=wrong[:1])
+    assert chunks.canonical(vocabulary.encode(" knows what a pod holds"), behind=b"", before=right[:1])
+    assert calls[:2] == [" router knows which pod holds what", " the least of all work isleft"]
+    assert 2 < len(calls) <= 2 + len(wrong)
 
 
 def test_few_chunks_are_kept() -> None:

@@ -144,6 +144,21 @@ def whole_and_unmerged() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(spec))
 
 
+def parts_of_characters() -> Tokenizer:
+    """The end of an ellipsis and a blank are one token, and the whole text is merged."""
+    tokens = ["a", "Ġ", "â", "Ģ", "¦", "¦Ġ"]
+    tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate(tokens)}, [("¦", "Ġ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return tokenizer
+
+
+def composed_added() -> Tokenizer:
+    """An added token is looked for in form NFC, in which its semicolon is another one."""
+    tokenizer = by_patterns(LLAMA3, composed=True)
+    tokenizer.add_tokens([AddedToken("ab\u037ecd", normalized=True)])
+    return tokenizer
+
+
 def by_length() -> Tokenizer:
     """Cut by length."""
     tokenizer = vocabularies.byte_level([])
@@ -196,6 +211,10 @@ EXAONE = LLAMA3.replace(r"?\p{L}+", r"?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+")
         lambda: by_patterns(r"(?<=a)\p{N}", LLAMA3),
         lambda: by_patterns(LLAMA3.removesuffix(r"|\s+")),
         lambda: by_patterns(LLAMA3, chat=["<tool call>"]),
+        lambda: by_patterns(LLAMA3.replace(r"|\p{N}{1,3}", "")),
+        lambda: by_patterns(LLAMA3.replace(r"| ?[^\s\p{L}\p{N}]+[\r\n]*", "")),
+        lambda: by_patterns(r"\p{N}|\s+(?!\S)|\s+"),
+        lambda: by_patterns(r"\p{Han}+|" + LLAMA3),
         lambda: vocabularies.sentencepiece_bpe([]),
         lambda: vocabularies.sentencepiece_bpe([], prefix="prepend"),
         lambda: vocabularies.unigram(nmt=True),
