@@ -1,7 +1,7 @@
 """Ingestion of blocks that engines compute in decode: each is an event of its own, and checked.
 
 The text is the simulator's, of a few hundred words, and so is the vocabulary of 2,000 tokens: real text has
-more words that have not been seen yet (decision 80 has figures of a real vocabulary).
+more words that have not been seen yet (decision 81 has figures of a real vocabulary).
 """
 
 import random
