@@ -34,6 +34,7 @@ DEEPSEEK = (
 QWEN35 = QWEN_SPLIT.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
     r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+"
 )
+SEED = LLAMA3.replace("{1,3}", "{1}").replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")
 LING = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -88,6 +89,7 @@ FAMILIES: Mapping[str, Callable[[], Tokenizer]] = {
     "gpt-4o": lambda: by_patterns(GPT4O),
     "deepseek": lambda: by_patterns(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK),
     "kimi": lambda: by_patterns(KIMI),
+    "seed": lambda: by_patterns(SEED),
     "ling": lambda: by_patterns(LING),
     "sentencepiece": lambda: sentencepiece_bpe(CHAT, prefix="never"),
 }

@@ -124,6 +124,7 @@ async def index_document(registry: EndpointRegistry) -> dict[str, Any]:
             "faithful": model is not None and model.faithful,
             "why_not": model.why_not if model else "--model is not set",
             "why_no_chats": model.why_no_chats if model else "",
+            "known_cuts": model is not None and model.chunks is not None,
             "known_media": len(model.media) if model and model.media else 0,
         },
         "bytes_per_token": round(director.lookup.bytes_per_token, 3),

@@ -212,4 +212,10 @@ def _log_limits(model: Model) -> Model:
             model.name,
             model.why_not,
         )
+    elif model.chunks is None:
+        logger.info(
+            "each block that engines generate costs three times as much CPU: it is not known where the "
+            "tokenizer of %s cuts texts",
+            model.name,
+        )
     return model

@@ -48,7 +48,7 @@ _LETTERS: Final = (
 _NUMBERS: Final = (r"\p{N}", r"\p{N}+", r"\p{N}{1}", r"\p{N}{1,3}", r" ?\p{N}+")
 _PUNCTUATION: Final = (
     *(_MARKS, rf"{_MARKS}[\r\n]*", rf"{_MARKS}[\r\n/]*", rf"{_MARKS}+[\r\n]*"),
-    *(r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*"),
+    *(r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+", r" ?[\p{P}\p{S}]+[\r\n]*"),
 )
 _BREAKS: Final = (r"\s*[\r\n]+", r"\s*[\r\n]")
 _WHITE_SPACE: Final = r"\s+(?!\S)|\s+"
@@ -62,7 +62,7 @@ _KNOWN: Final = re.compile(
     rf"(?:(?:{_any(_CONTRACTIONS)})\|)?(?:{_any(_LETTERS)})\|(?P<numbers>(?:{_any(_NUMBERS)})\|)?"
     rf"(?:{_any(_PUNCTUATION)})\|(?:(?:{_any(_BREAKS)})\|)?{re.escape(_WHITE_SPACE)}"
 )
-"""The patterns of GPT-2, GPT-4 and 4o, Llama 3, Qwen, DeepSeek, Mistral, Kimi, GLM, Ling and MiniMax.
+"""The patterns of GPT-2, GPT-4 and 4o, Llama 3, Qwen, DeepSeek, Mistral, Kimi, GLM, Ling, Seed and MiniMax.
 (Source: their files ``tokenizer.json``, and ``src/llama-vocab.cpp`` of github.com/ggml-org/llama.cpp.)"""
 _LINES: Final = r"|\s*[\r\n]"
 """What patterns have that take line breaks with the white space before them."""

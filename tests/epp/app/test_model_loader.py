@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 from tests.epp.parts import MODEL
+from tests.models import vocabularies
 
 from kvist_epp.app import model_loader
 from kvist_epp.app.model_loader import ModelLoader
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.prompt.model import Chats, Model
+from kvist_epp.prompt.vocab import Vocabulary
 from kvist_epp.settings.settings import Settings
 
 HUB = "hf://kvist/twig"
@@ -138,6 +140,17 @@ async def test_a_model_without_chats_is_named(caplog: pytest.LogCaptureFixture) 
     [said] = caplog.messages
     assert said.startswith(f"chats of {HUB} are matched by their plain text, in approximate mode: ")
     assert said.endswith(": its files hold no chat template")
+
+
+async def test_a_tokenizer_whose_cuts_are_not_known_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Its generated blocks cost more; nothing is said of others."""
+    caplog.set_level("INFO", logger="kvist_epp")
+    ModelLoader(Settings(model=HUB), Source(MODEL)).load_initial()
+    assert caplog.messages == []
+    unigram = replace(MODEL, name=HUB, vocabulary=Vocabulary(vocabularies.unigram()))
+    ModelLoader(Settings(model=HUB), Source(unigram)).load_initial()
+    [said] = caplog.messages
+    assert said.endswith(f"it is not known where the tokenizer of {HUB} cuts texts")
 
 
 async def test_nothing_is_loaded_without_a_model() -> None:
