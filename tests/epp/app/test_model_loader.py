@@ -143,7 +143,7 @@ async def test_a_model_without_chats_is_named(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_a_tokenizer_whose_cuts_are_not_known_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Its generated blocks cost more; nothing is said of others."""
+    """The log says that its generated blocks cost more, and nothing of others."""
     caplog.set_level("INFO", logger="kvist_epp")
     ModelLoader(Settings(model=HUB), Source(MODEL)).load_initial()
     assert caplog.messages == []
