@@ -27,11 +27,12 @@ MOST_TOKENS: Final = 16
 MOST_BYTES: Final = 512
 """Text that is tokenised at once, which takes 0.3 ms."""
 FEW_CHUNKS: Final = 4
-"""Chunks that are new are tokenised one by one; more, with all others of their block."""
+"""So many new chunks of a block are tokenised each by itself. With more, the whole block is, in one call."""
 
 _BLANK, _WORD, _LINE, _PART, _JOINT = 1, 2, 4, 8, 16
 """Kinds of cuts: those of ``TextCuts``, in its order."""
 _WIDTH: Final = array("I").itemsize
+_WHITE_SPACE: Final = "".join(filter(str.isspace, map(chr, range(0x3001))))
 
 
 class _Kinds(dict[int, int]):
@@ -202,10 +203,5 @@ class CanonicalChunks:
             return _BLANK | (_WORD if cuts.words.issuperset(text[1:2]) and len(text) > 1 else 0)
         if text[:3] in cuts.joints:
             return _JOINT | (_LINE if cuts.lines else 0)
-        first = text[:1]
-        return (_LINE if not cuts.lines.isdisjoint(first) else 0) | (
-            _PART if not cuts.parts.isdisjoint(first) else 0
-        )
-
-
-_WHITE_SPACE: Final = "".join(filter(str.isspace, map(chr, range(0x3001))))
+        first = ord(text[:1] or b"\0")
+        return (_LINE if first in cuts.lines else 0) | (_PART if first in cuts.parts else 0)
