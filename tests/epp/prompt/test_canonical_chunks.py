@@ -30,6 +30,17 @@ def chunks_of(vocabulary: Vocabulary) -> CanonicalChunks:
     return vocabulary.chunks
 
 
+def counting(vocabulary: Vocabulary, cuts: TextCuts) -> tuple[CanonicalChunks, list[str]]:
+    """Return chunks that remember nothing yet, and the texts that they have tokenised."""
+    calls = list[str]()
+
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return vocabulary.encode(text)
+
+    return CanonicalChunks(vocabulary.pieces, encode, cuts), calls
+
+
 @cache
 def by_piece(name: str) -> dict[bytes, list[int]]:
     """Return the ids of each piece: some pieces have two."""
@@ -215,13 +226,7 @@ def test_a_chunk_that_begins_before_the_known_tokens_is_not_known() -> None:
 def test_a_text_without_cuts_is_not_tokenised(text: str) -> None:
     """One call of the tokenizer would take longer than the whole check is allowed to."""
     vocabulary = family("byte level")
-    calls = list[str]()
-
-    def encode(text: str) -> list[int]:
-        calls.append(text)
-        return vocabulary.encode(text)
-
-    chunks = CanonicalChunks(vocabulary.pieces, encode, TextCuts())
+    chunks, calls = counting(vocabulary, TextCuts())
     ids = vocabulary.encode(text)
     assert not chunks.canonical(ids, behind=b"x ", before=vocabulary.encode("x "))
     assert not chunks.canonical(ids, behind=b"x ")
@@ -232,13 +237,7 @@ def test_chunks_are_tokenised_once() -> None:
     """A text that was seen costs the tokenizer nothing, in any order of its words; a wrong one costs one call
     with each word before it."""
     vocabulary = family("byte level")
-    calls: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        calls.append(text)
-        return vocabulary.encode(text)
-
-    chunks = CanonicalChunks(vocabulary.pieces, encode, chunks_of(vocabulary).cuts)
+    chunks, calls = counting(vocabulary, chunks_of(vocabulary).cuts)
     single = [vocabulary.encode(letter)[0] for letter in "fox"]
     for text in ("the fox, the dog", "the dog, the fox", "the fox, the dog, the fox"):
         ids = vocabulary.encode(" " + text)
@@ -252,13 +251,7 @@ def test_many_new_chunks_are_tokenised_together() -> None:
     """A block of words that were not seen costs one call of the tokenizer; one that is refused is looked at
     chunk by chunk, until the wrong one is known."""
     vocabulary = family("byte level")
-    calls: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        calls.append(text)
-        return vocabulary.encode(text)
-
-    chunks = CanonicalChunks(vocabulary.pieces, encode, chunks_of(vocabulary).cuts)
+    chunks, calls = counting(vocabulary, chunks_of(vocabulary).cuts)
     right = vocabulary.encode(" a router knows which pod holds what")
     wrong = vocabulary.encode(" the least of all work is")
     letters = [vocabulary.encode(letter)[0] for letter in "left"]
