@@ -15,6 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
+from kvist_epp.prompt.tiktoken_vocab import KIMI_PATTERN
+
 CHAT = ("<|im_start|>", "<|im_end|>")
 LLAMA3 = QWEN_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
 MISTRAL = (
@@ -26,7 +28,6 @@ CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 GPT4O = MISTRAL.replace("]+|[^", f"]+{CONTRACTION}|[^").replace(
     r"]*|\p{N}", rf"]*{CONTRACTION}|\p{{N}}{{1,3}}"
 )
-KIMI = r"[\p{Han}]+|" + GPT4O.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]").replace("/]", "]")
 DEEPSEEK = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -88,7 +89,7 @@ FAMILIES: Mapping[str, Callable[[], Tokenizer]] = {
     "mistral": lambda: by_patterns(MISTRAL),
     "gpt-4o": lambda: by_patterns(GPT4O),
     "deepseek": lambda: by_patterns(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK),
-    "kimi": lambda: by_patterns(KIMI),
+    "kimi": lambda: by_patterns(KIMI_PATTERN),
     "seed": lambda: by_patterns(SEED),
     "ling": lambda: by_patterns(LING),
     "sentencepiece": lambda: sentencepiece_bpe(CHAT, prefix="never"),

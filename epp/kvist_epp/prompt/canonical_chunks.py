@@ -32,7 +32,6 @@ FEW_CHUNKS: Final = 4
 _BLANK, _WORD, _LINE, _PART, _JOINT = 1, 2, 4, 8, 16
 """Kinds of cuts: those of ``TextCuts``, in its order."""
 _WIDTH: Final = array("I").itemsize
-_WHITE_SPACE: Final = "".join(filter(str.isspace, map(chr, range(0x3001))))
 
 
 class _Kinds(dict[int, int]):
@@ -64,7 +63,8 @@ class CanonicalChunks:
         self._pieces = pieces
         self._encode = encode
         self.cuts = cuts
-        self._unsure = frozenset(last.encode()[-1] for last in (*_WHITE_SPACE, *cuts.crossed))
+        white_space = filter(str.isspace, map(chr, range(0x3001)))
+        self._unsure = frozenset(last.encode()[-1] for last in (*white_space, *cuts.crossed))
         """Last bytes of characters behind which a blank is no cut."""
         self._most = most
         self._canonical: set[bytes] = set()
@@ -116,14 +116,8 @@ class CanonicalChunks:
         cut = next((at for at in range(len(behind) - 1, 0, -1) if self.is_cut(behind, at)), None)
         if cut is None or len(ids) > MOST_TOKENS:
             return False
-        begun = behind[cut:]
-        data = begun + b"".join([self._pieces[token] for token in ids])
-        if len(data) > MOST_BYTES:
-            return False
-        try:
-            return self._encode(data.decode()) == [*self._encode(begun.decode()), *ids]
-        except UnicodeDecodeError:
-            return False
+        begun = self._encoded(behind[cut:])
+        return begun is not None and self._encoded(behind[cut:] + self._text(ids)) == [*begun, *ids]
 
     def is_cut(self, text: bytes, at: int) -> bool:
         """Return whether a text is cut at this byte; an added token must not begin behind a blank there."""
@@ -172,13 +166,19 @@ class CanonicalChunks:
             self._canonical.add(key)
 
     def _is_encoded(self, ids: Sequence[int]) -> bool:
-        data = b"".join([self._pieces[token] for token in ids])
-        if len(data) > MOST_BYTES:
-            return False
+        return self._encoded(self._text(ids)) == list(ids)
+
+    def _text(self, ids: Sequence[int]) -> bytes:
+        return b"".join([self._pieces[token] for token in ids])
+
+    def _encoded(self, text: bytes) -> list[int] | None:
+        """Return what becomes of a text; None if it is too long, or ends inside a character."""
+        if len(text) > MOST_BYTES:
+            return None
         try:
-            return self._encode(data.decode()) == list(ids)
+            return self._encode(text.decode())
         except UnicodeDecodeError:
-            return False
+            return None
 
     def _end(self, text: bytes) -> int:
         """Return the kinds of cuts that there may be behind a text, which may begin or end in a character."""

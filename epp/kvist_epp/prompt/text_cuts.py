@@ -25,23 +25,33 @@ from itertools import pairwise
 from typing import Any, Final
 from unicodedata import is_normalized
 
+BLANK: Final = "▁"
+"""SentencePiece's mark of a blank. A text that contains it literally gives the same tokens as a blank."""
+MARKS_BLANKS: Final = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+"""The step of a normaliser that puts marks in place of blanks."""
+
 _FIRST: Final = r"[^\r\n\p{L}\p{N}]?"
 """One character that may precede the letters of a word."""
 _CONTRACTION: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _UPPER_NO_HAN, _LOWER_NO_HAN = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
 _MARKS: Final = r" ?[^\s\p{L}\p{N}]+"
+
+
+def _cased(upper: str, lower: str, ending: str) -> str:
+    return f"{_FIRST}{upper}*{lower}+{ending}|{_FIRST}{upper}+{lower}*{ending}"
+
+
+KIMI_LETTERS: Final = r"[\p{Han}]+|" + _cased(_UPPER_NO_HAN, _LOWER_NO_HAN, f"{_CONTRACTION}?")
+"""How Kimi K2 finds words of letters (source: ``tokenization_kimi.py`` beside the model)."""
 _CONTRACTIONS: Final = (_CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)", "'s|'t|'re|'ve|'m|'ll|'d")
 _LETTERS: Final = (
     *(r" ?\p{L}+", rf"{_FIRST}\p{{L}}+", rf"{_FIRST}+\p{{L}}+", rf"{_FIRST}[\p{{L}}\p{{M}}]+"),
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+""",
+    *(_cased(_UPPER, _LOWER, ending) for ending in ("", f"{_CONTRACTION}?")),
     *(
-        f"{first}{_FIRST}{upper}*{lower}+{ending}|{_FIRST}{upper}+{lower}*{ending}"
-        for first, upper, lower in (
-            ("", _UPPER, _LOWER),
-            (r"[\p{Han}]+|", _UPPER_NO_HAN, _LOWER_NO_HAN),
-            (r"\p{Han}+|", _UPPER_NO_HAN, _LOWER_NO_HAN),
-        )
+        han + _cased(_UPPER_NO_HAN, _LOWER_NO_HAN, ending)
+        for han in (r"[\p{Han}]+|", r"\p{Han}+|")
         for ending in ("", f"{_CONTRACTION}?")
     ),
 )
@@ -51,6 +61,7 @@ _PUNCTUATION: Final = (
     *(r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+", r" ?[\p{P}\p{S}]+[\r\n]*"),
 )
 _BREAKS: Final = (r"\s*[\r\n]+", r"\s*[\r\n]")
+"""Line breaks with the white space before them."""
 _WHITE_SPACE: Final = r"\s+(?!\S)|\s+"
 
 
@@ -58,14 +69,12 @@ def _any(alternatives: Iterable[str]) -> str:
     return "|".join(map(re.escape, alternatives))
 
 
-_KNOWN: Final = re.compile(
+_KNOWN: Final = (
     rf"(?:(?:{_any(_CONTRACTIONS)})\|)?(?:{_any(_LETTERS)})\|(?P<numbers>(?:{_any(_NUMBERS)})\|)?"
     rf"(?:{_any(_PUNCTUATION)})\|(?:(?:{_any(_BREAKS)})\|)?{re.escape(_WHITE_SPACE)}"
 )
 """The patterns of GPT-2, GPT-4 and 4o, Llama 3, Qwen, DeepSeek, Mistral, Kimi, GLM, Ling, Seed and MiniMax.
 (Source: their files ``tokenizer.json``, and ``src/llama-vocab.cpp`` of github.com/ggml-org/llama.cpp.)"""
-_LINES: Final = r"|\s*[\r\n]"
-"""What patterns have that take line breaks with the white space before them."""
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of the pre-tokenizer ``ByteLevel`` (source: ``byte_level.rs`` of huggingface/tokenizers)."""
 _APART: Final = (*_NUMBERS[:4], "[一-龥぀-ゟ゠-ヿ]+")
@@ -74,8 +83,7 @@ _APART: Final = (*_NUMBERS[:4], "[一-龥぀-ゟ゠-ヿ]+")
 _PRINTABLE: Final = frozenset(map(chr, range(0x21, 0x7F)))
 _ALPHANUMERIC: Final = frozenset(filter(str.isalnum, _PRINTABLE))
 _DIGITS: Final = frozenset(filter(str.isdigit, _PRINTABLE))
-_CHINESE: Final = frozenset(chr(code).encode() for code in range(ord("一"), ord("龥") + 1))
-_KANA: Final = frozenset(map(str.encode, map(chr, (*range(0x3041, 0x3097), *range(0x30A1, 0x30FB), 0x30FC))))
+_CHINESE, _KANA = range(ord("一"), ord("龥") + 1), (*range(0x3041, 0x3097), *range(0x30A1, 0x30FB), 0x30FC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,7 @@ def _around_words(pattern: str, added: Sequence[str], joints: frozenset[bytes]) 
 
     Other tokens may spell an added one, which is found before all words and is not cut.
     """
-    no_lines = _LINES not in pattern or any("\n" in text[:-1] for text in added)
+    no_lines = not any(breaks in pattern for breaks in _BREAKS) or any("\n" in text[:-1] for text in added)
     spelled = {right for text in added for left, right in pairwise(text) if left in _ALPHANUMERIC}
     return TextCuts(
         words=_ordinals(_PRINTABLE - _DIGITS),
@@ -153,7 +161,7 @@ def _words(cuts: Sequence[dict[str, Any]]) -> str | None:
         return None
     *cuts, last = cuts
     pattern = _GPT2 if last["use_regex"] else _split_pattern(cuts.pop()) if cuts else None
-    known = _KNOWN.fullmatch(pattern) if pattern else None
+    known = re.fullmatch(_KNOWN, pattern) if pattern else None
     apart = [_NUMBERS[0] if cut["type"] == "Digits" else _split_pattern(cut) for cut in cuts]
     if not known or not set(apart) <= set(_APART):
         return None
@@ -170,15 +178,12 @@ def _split_pattern(cut: Mapping[str, Any]) -> str | None:
     return None if pattern is None else pattern.replace("\r", r"\r").replace("\n", r"\n")
 
 
-_BLANKS: Final = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-
-
 def _merges_whole(cuts: Sequence[Mapping[str, Any]], normalisers: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a text is merged as a whole, or cut at blanks only."""
     others = [cut for cut in cuts if not (cut["type"] == "ByteLevel" and not cut["use_regex"])]
-    if normalisers == [_BLANKS]:  # the blanks at which Gemma's would cut are "▁" by then
+    if normalisers == [MARKS_BLANKS]:  # the blanks at which Gemma's would cut are "▁" by then
         others = [cut for cut in others if cut.get("pattern") != {"String": " "}]
-    return normalisers in ([], [_BLANKS]) and all(cut["type"] == "Metaspace" for cut in others)
+    return normalisers in ([], [MARKS_BLANKS]) and all(cut["type"] == "Metaspace" for cut in others)
 
 
 def _before_blanks(pieces: Sequence[bytes]) -> frozenset[str]:
@@ -192,7 +197,7 @@ def _crosses_cuts(added: Mapping[str, Any], *, marks: bool) -> bool:
 
     What a normaliser makes of its text, which is looked for then, is not known either.
     """
-    content = added["content"].replace("▁", " ") if marks and added["normalized"] else added["content"]
+    content = added["content"].replace(BLANK, " ") if marks and added["normalized"] else added["content"]
     changed = added["normalized"] and not is_normalized("NFC", content)
     return changed or added["lstrip"] or added["rstrip"] or added["single_word"] or " " in content[1:]
 
@@ -201,6 +206,7 @@ def _joints(pattern: str, added: Sequence[str]) -> frozenset[bytes]:
     """Return the characters of which a word's end does not depend on its beginning."""
     if _UPPER in pattern:
         return frozenset()
-    joints = _CHINESE if _UPPER_NO_HAN in pattern else _CHINESE | _KANA
+    codes = _CHINESE if _UPPER_NO_HAN in pattern else (*_CHINESE, *_KANA)
+    joints = frozenset(chr(code).encode() for code in codes)
     pairs = (pair for text in added for pair in pairwise(map(str.encode, text)))
     return frozenset() if any(joints.issuperset(pair) for pair in pairs) else joints

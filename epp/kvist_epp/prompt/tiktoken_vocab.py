@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, p
 from tokenizers.models import BPE
 
 from kvist_epp.errors import ModelFilesError
+from kvist_epp.prompt.text_cuts import KIMI_LETTERS
 from kvist_epp.prompt.vocab import BYTES
 
 BEGIN: Final = "<s>"
@@ -29,19 +30,10 @@ _MAX_SPECIALS: Final = 10_000
 _MAX_WORD: Final = 1_024
 """Most bytes of a word, whose pairs are found in the square of its length."""
 _KIMI_SPECIALS: Final = 258
-_KIMI_WORD: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-_KIMI_PATTERN: Final = "|".join(
-    (
-        r"[\p{Han}]+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_WORD[0]}*{_KIMI_WORD[1]}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_WORD[0]}+{_KIMI_WORD[1]}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
+KIMI_PATTERN: Final = "|".join(
+    (KIMI_LETTERS, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
 )
+"""The pattern by which Kimi's tokenizer finds words."""
 
 
 def tekken_tokenizer(described: Mapping[str, Any]) -> Tokenizer:
@@ -92,7 +84,7 @@ def kimi_tokenizer(words: bytes, settings: Mapping[str, Any]) -> Tokenizer:
         named = {int(rank): one["content"] for rank, one in settings["added_tokens_decoder"].items()}
         behind = range(len(ranks), len(ranks) + _KIMI_SPECIALS)
         specials = {rank: named.get(rank, f"<|reserved_token_{rank}|>") for rank in behind}
-        return _of_ranks(ranks, 0, specials, _KIMI_PATTERN)
+        return _of_ranks(ranks, 0, specials, KIMI_PATTERN)
     except Exception as error:
         raise ModelFilesError(
             f"tiktoken.model has an unknown format ({type(error).__name__}): fetch it again, or give a "

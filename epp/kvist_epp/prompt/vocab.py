@@ -18,10 +18,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from kvist_epp.prompt.canonical_chunks import CanonicalChunks
-from kvist_epp.prompt.text_cuts import find_text_cuts, steps
-
-BLANK: Final = "▁"
-"""SentencePiece's mark of a blank. A text that contains it literally gives the same tokens as a blank."""
+from kvist_epp.prompt.text_cuts import BLANK, MARKS_BLANKS, find_text_cuts, steps
 
 _NO_TEXT, _NO_TEXT_EITHER = b"\xff", b"\xfe"
 """Bytes that are in no UTF-8. The first one is left to marks (``index.media_marks``)."""
@@ -169,11 +166,7 @@ def _normaliser(tokenizer: Tokenizer, spec: dict[str, Any]) -> Transform:
 
 
 def _blanks_only(step: dict[str, Any]) -> bool:
-    known = (
-        {"type": "Prepend", "prepend": BLANK},
-        {"type": "Replace", "pattern": {"String": " "}, "content": BLANK},
-    )
-    return step in known
+    return step in ({"type": "Prepend", "prepend": BLANK}, MARKS_BLANKS)
 
 
 def _composed(text: str) -> str:

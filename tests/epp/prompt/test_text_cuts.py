@@ -10,7 +10,7 @@ from tests.models.split_patterns import GPT4O, LLAMA3, MISTRAL, QWEN35, by_patte
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from kvist_epp.prompt.text_cuts import TextCuts, find_text_cuts
-from kvist_epp.prompt.tiktoken_vocab import _KIMI_PATTERN
+from kvist_epp.prompt.tiktoken_vocab import KIMI_PATTERN
 from kvist_epp.prompt.vocab import Vocabulary
 
 
@@ -21,85 +21,14 @@ def cuts_of(tokenizer: Tokenizer) -> TextCuts | None:
 
 
 LEFT = (
-    *(
-        "a",
-        "Z",
-        "9",
-        "é",
-        "木",
-        "カ",
-        "e\u0301",
-        "ই",
-        "³",
-        "👩",
-        ".",
-        ")",
-        "'",
-        "/",
-        "don't",
-        "'ll",
-        "a'",
-        "_",
-        "|",
-    ),
-    *(
-        " ",
-        "  ",
-        "\t",
-        "\n",
-        "\n\n",
-        " \n",
-        ")\n",
-        ")\n ",
-        "\r\n",
-        "\u00a0",
-        "\u3000",
-        "x  ",
-        "x \n",
-        "12345",
-        "fooB",
-    ),
+    *("a", "Z", "9", "é", "木", "カ", "e\u0301", "ই", "³", "👩", ".", ")", "'", "/", "_", "|"),
+    *("don't", "'ll", "a'", "12345", "fooB", " ", "  ", "\t", "\n", "\n\n", " \n", ")\n", ")\n ", "\r\n"),
+    *("\u00a0", "\u3000", "x  ", "x \n"),
 )
 RIGHT = (
-    *(
-        "a",
-        "Zb",
-        "9",
-        "é",
-        "木",
-        "カ",
-        "ই",
-        "³",
-        "👩",
-        ".",
-        ")",
-        "'s",
-        "/",
-        "_",
-        "|",
-        "a'll",
-        ".b",
-        "//",
-        "**b",
-    ),
-    *(
-        " a",
-        " Z",
-        " 9",
-        " é",
-        " 木",
-        " .",
-        " 's",
-        " /",
-        " '",
-        "  a",
-        "   ",
-        " \n",
-        "\n",
-        "\n\n a",
-        "\t",
-        "\r\n",
-    ),
+    *("a", "Zb", "9", "é", "木", "カ", "ই", "³", "👩", ".", ")", "'s", "/", "_", "|", "a'll", ".b", "//"),
+    *("**b", " a", " Z", " 9", " é", " 木", " .", " 's", " /", " '", "  a", "   ", " \n", "\n", "\n\n a"),
+    *("\t", "\r\n"),
 )
 
 
@@ -116,10 +45,8 @@ def test_both_sides_of_a_cut_become_what_they_do_by_themselves(name: str) -> Non
             data = (one + other).encode()
             if cut(data, len(one.encode())):
                 found += 1
-                assert vocabulary.encode(one + other) == vocabulary.encode(one) + vocabulary.encode(other), (
-                    one,
-                    other,
-                )
+                apart = vocabulary.encode(one) + vocabulary.encode(other)
+                assert vocabulary.encode(one + other) == apart, (one, other)
     assert found > 100
 
 
@@ -137,9 +64,9 @@ def has_blanks() -> Tokenizer:
     return tokenizer
 
 
-def whole_and_unmerged() -> Tokenizer:
-    """A text that is a token is not merged, though the same text in a longer one is."""
-    spec = json.loads(by_patterns().to_str())
+def unmerged(tokenizer: Tokenizer) -> Tokenizer:
+    """A word, or a text that is not divided, is not merged if it is a token, as with Llama 3."""
+    spec = json.loads(tokenizer.to_str())
     spec["model"]["ignore_merges"] = True
     return Tokenizer.from_str(json.dumps(spec))
 
@@ -159,18 +86,10 @@ def composed_added() -> Tokenizer:
     return tokenizer
 
 
-def by_length() -> Tokenizer:
-    """Cut by length."""
+def cut_before(step: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    """A step comes before words are found."""
     tokenizer = vocabularies.byte_level([])
-    cuts = [pre_tokenizers.FixedLength(5), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
-    return tokenizer
-
-
-def by_script() -> Tokenizer:
-    """Cut by another step before words are found."""
-    tokenizer = vocabularies.byte_level([])
-    cuts = [pre_tokenizers.UnicodeScripts(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    cuts = [step, pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     return tokenizer
 
@@ -197,16 +116,11 @@ EXAONE = LLAMA3.replace(r"?\p{L}+", r"?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+")
 @pytest.mark.parametrize(
     "build",
     [
-        *(
-            strips_blanks,
-            has_blanks,
-            whole_and_unmerged,
-            by_length,
-            by_script,
-            dropout,
-            ends_of_words,
-            vocabularies.unigram,
-        ),
+        *(strips_blanks, has_blanks, parts_of_characters, composed_added, dropout, ends_of_words),
+        lambda: unmerged(by_patterns()),
+        lambda: cut_before(pre_tokenizers.FixedLength(5)),
+        lambda: cut_before(pre_tokenizers.UnicodeScripts()),
+        vocabularies.unigram,
         lambda: by_patterns(EXAONE),
         lambda: by_patterns(r"(?<=a)\p{N}", LLAMA3),
         lambda: by_patterns(LLAMA3.removesuffix(r"|\s+")),
@@ -225,24 +139,14 @@ def test_tokenizers_that_are_not_understood_have_no_cuts(build: Callable[[], Tok
     assert cuts_of(build()) is None
 
 
-def ignores_merges() -> Tokenizer:
-    """Llama 3: a word that is a token is not merged."""
-    spec = json.loads(by_patterns(LLAMA3).to_str())
-    spec["model"]["ignore_merges"] = True
-    return Tokenizer.from_str(json.dumps(spec))
-
-
 @pytest.mark.parametrize(
     ("build", "known"),
     [
-        *(
-            (split_patterns.FAMILIES[name], "木カ")
-            for name in ("byte level", "llama 3", "qwen 3.5", "deepseek")
-        ),
-        *((split_patterns.FAMILIES[name], "木カ") for name in ("ling", "sentencepiece")),
+        *((split_patterns.FAMILIES[name], "木カ") for name in ("byte level", "llama 3", "qwen 3.5")),
+        *((split_patterns.FAMILIES[name], "木カ") for name in ("deepseek", "ling", "seed", "sentencepiece")),
         (split_patterns.FAMILIES["kimi"], "木"),
         *((split_patterns.FAMILIES[name], "") for name in ("mistral", "gpt-4o")),
-        (ignores_merges, ""),
+        (lambda: unmerged(by_patterns(LLAMA3)), ""),
         (lambda: by_patterns(LLAMA3, chat=["工具箱"]), ""),
         (lambda: by_patterns(LLAMA3, chat=["<｜工｜>"]), "木カ"),
     ],
@@ -278,7 +182,7 @@ def test_line_breaks_are_cuts_if_they_are_taken_before_other_white_space() -> No
 
 def test_patterns_are_known_however_their_line_breaks_are_written() -> None:
     """DeepSeek's file has the characters themselves."""
-    for pattern in (MISTRAL, GPT4O, QWEN35, _KIMI_PATTERN):
+    for pattern in (MISTRAL, GPT4O, QWEN35, KIMI_PATTERN):
         raw = pattern.replace(r"\r", "\r").replace(r"\n", "\n")
         assert cuts_of(by_patterns(raw)) == cuts_of(by_patterns(pattern)) is not None
 
@@ -286,17 +190,17 @@ def test_patterns_are_known_however_their_line_breaks_are_written() -> None:
 @pytest.mark.parametrize(
     ("behavior", "invert", "known"),
     [
-        ("isolated", False, True),
-        ("removed", True, True),
-        ("removed", False, False),
-        ("merged_with_next", False, False),
+        ("Isolated", False, True),
+        ("Removed", True, True),
+        ("Removed", False, False),
+        ("MergedWithNext", False, False),
     ],
 )
 def test_matches_of_a_pattern_are_kept_apart(behavior: str, invert: bool, known: bool) -> None:
     """Other uses of a pattern are not understood."""
     spec = json.loads(by_patterns(LLAMA3).to_str())
     split = spec["pre_tokenizer"]["pretokenizers"][0]
-    split["behavior"], split["invert"] = behavior.title().replace("_", "").replace("Withn", "WithN"), invert
+    split["behavior"], split["invert"] = behavior, invert
     assert (find_text_cuts(spec, []) is not None) is known
 
 
