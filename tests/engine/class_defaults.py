@@ -1,10 +1,11 @@
 """Writes the defaults of transformers' configuration classes: ``python -m tests.engine.class_defaults``.
 
 vLLM reads config.json with these classes, so a key that a file leaves out has the default of its class. The
-classes are those of the transformers that the vLLM of the engine tests runs with.
+classes are those of the transformers that the newest vLLM of the engine tests runs with.
 """
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -114,6 +115,7 @@ def read() -> dict[str, Any]:
     done = subprocess.run(
         [str(install.install()), "-W", "ignore", "-c", DUMP],
         input=json.dumps([KEYS, VISION, OUTER]),
+        env=os.environ | {"PYTHONPATH": str(install.newest_code())},
         capture_output=True,
         text=True,
         check=True,

@@ -26,8 +26,9 @@ NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
 TORCHVISION = ("torchvision==0.28.0",)
 """What belongs to ``TORCH``."""
 TINKER = ("tinker-cookbook==0.6.1",)
-NEWEST = ("vllm==0.33.0", "orjson==3.11.9")
-"""The newest release, of which PyPI has no CPU build yet, and what its code imports besides."""
+NEWEST = ("vllm==0.33.0", "orjson==3.11.9", "transformers==5.20.2")
+"""The newest release, of which PyPI has no CPU build yet, what its code imports besides, and the newest
+transformers that it is installed with."""
 LEFT_OUT = ("torchaudio", "torchvision", "torchcodec", "triton")
 PYTHON = "3.11"
 LMCACHE = (
@@ -113,7 +114,8 @@ def newest_code() -> Path:
     Raises:
         InstallError: uv is missing, or a package could not be installed.
     """
-    return _folder("vllm-" + NEWEST[0].partition("==")[2] + "-code", NEWEST, _keep_code)
+    digest = hashlib.sha256("\n".join(NEWEST).encode()).hexdigest()[:8]
+    return _folder(f"vllm-0.33.0-code-{digest}", NEWEST, _keep_code)
 
 
 def _keep_code(home: Path) -> None:
