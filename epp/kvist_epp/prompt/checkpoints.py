@@ -9,12 +9,13 @@ A template may look ahead, so that the text before a checkpoint could depend on 
 
 - Many show answers in another way once there is a new question, or a last answer without calls. Where one
   follows, a checkpoint serves only if no answer lies between the question before it and the checkpoint.
+- Some compare whole messages. With these a checkpoint serves only if none before it is equal to one behind.
 - For all else, resumed prompts are compared with complete ones: the first, second, fourth, eighth and so on,
   and one of 256, counted anew from each difference. A kind of chats with three differences is given up until
   as many prompts were right: one of 64 is compared.
 
-A wrong prompt costs cache hits, never an answer. A chat that would take more work than a render may is
-rendered in parts (``docs/decisions/0067``).
+A wrong prompt costs cache hits, and many of them the trust in endpoints; never an answer. A chat that would
+take more work than a render may is rendered in parts (``docs/decisions/0067``).
 """
 
 from collections import OrderedDict, defaultdict

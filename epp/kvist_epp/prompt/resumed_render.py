@@ -18,7 +18,7 @@ import msgspec
 from jinja2 import nodes, runtime, utils
 
 from kvist_epp.prompt.template_environment import CompiledTemplate
-from kvist_epp.prompt.template_loops import main_loop
+from kvist_epp.prompt.template_loops import compares_messages, main_loop
 from kvist_epp.prompt.tool_texts import ToolTextEnvironment
 from kvist_epp.prompt.traced_values import LITERALS
 
@@ -84,6 +84,8 @@ class Progress:
         self._may_move = may_move
         self.moved = False
         """The places are others."""
+        self.by_value = False
+        """The template compares messages: what it writes of one depends on whether a later one is equal."""
         self._written: list[str] = []
         self._place = -1
         self._next = len(messages)
@@ -121,6 +123,8 @@ class Progress:
         self._next, self._before, self.state = first, before, state
         if resumed is None:
             return 0
+        if self._is_repeated(resumed.place):
+            raise StaleError
         self.moved = state != resumed.state
         if self.moved and not (self._may_move and _moved_behind(resumed, state, first)):
             raise StaleError
@@ -138,7 +142,14 @@ class Progress:
             self._mark()
         self._next += 1
 
+    def _is_repeated(self, place: int) -> bool:
+        """Return whether what is before a place depends on messages behind it, since some are equal."""
+        later = self._messages[place:]
+        return self.by_value and any(message in later for message in self._messages[:place])
+
     def _mark(self) -> None:
+        if self._is_repeated(self.mark_at):
+            return
         for number, (space, before) in enumerate(zip(self.namespaces, self._before, strict=False)):
             for name, value in _attributes(space).items():
                 if name in before and value is before[name]:
@@ -237,6 +248,8 @@ class ResumableEnvironment(ToolTextEnvironment):
         """That of the render under way, if it is noted."""
         self.is_resumable = False
         """The template has a main loop."""
+        self._by_value = False
+        """It compares messages."""
         self.filters["_begun"] = self._begun
         self.filters["_rounded"] = self._rounded
         self.globals["namespace"] = self._namespace
@@ -247,6 +260,7 @@ class ResumableEnvironment(ToolTextEnvironment):
         loop = main_loop(source)
         if loop is not None:
             self.is_resumable = True
+            self._by_value = compares_messages(source)
             line = loop.lineno
             loop.iter = nodes.Filter(loop.iter, "_begun", [], [], None, None, lineno=line)
             item = nodes.Name(loop.target.name, "load", lineno=line)  # type: ignore[attr-defined]
@@ -258,6 +272,7 @@ class ResumableEnvironment(ToolTextEnvironment):
         """Return the items of the main loop; all of them are charged."""
         if self.progress is None:
             return items
+        self.progress.by_value = self._by_value
         start = self.progress.begin(items)
         return _Later(items, start) if start else items
 

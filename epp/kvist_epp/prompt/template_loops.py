@@ -1,10 +1,16 @@
 """Loops of a chat template that run over the messages, found in its tree."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from jinja2 import nodes
 
 from kvist_epp.prompt.chat import ContentFormat
+
+_BY_VALUE: Final = frozenset({"eq", "ne", "in", "notin"})
+"""Comparisons that are true for equal messages."""
+_PARTS: Final = frozenset({"first", "last", "list", "reverse"})
+"""Filters that return messages of those that they are given."""
 
 # A template that loops over a message's content takes a list of parts (``openai``), any other one text
 # (``string``). vLLM decides so for ``--chat-template-content-format auto``, a wrong decision changes every
@@ -46,6 +52,38 @@ def main_loop(tree: nodes.Template) -> nodes.For | None:
     largest = max(found, key=lambda loop: sum(1 for _ in loop.find_all(nodes.Node)), default=None)
     looks_back = any(read.attr == "changed" for read in tree.find_all(nodes.Getattr))
     return None if looks_back else largest
+
+
+def compares_messages(tree: nodes.Template) -> bool:
+    """Return whether a template tells messages apart by their values: ``message == user_messages[-1]`` is
+    true for each message that is equal to the last one."""
+    names = {_variable_name(loop.target) for loop in _message_loops(tree)} | {"messages"}
+    names = set[str]().union(*(_aliases(tree, name) for name in names if name))
+    found = False
+    for compared in tree.find_all(nodes.Compare):
+        operands = (compared.expr, *(operand.expr for operand in compared.ops))
+        known = any(isinstance(operand, nodes.Const) for operand in operands)
+        if not known and not _BY_VALUE.isdisjoint(operand.op for operand in compared.ops):
+            found = found or any(_is_message(operand, names) for operand in operands)
+    return found or any(
+        isinstance(call.node, nodes.Getattr)
+        and call.node.attr in {"index", "count"}
+        and any(_is_message(given, names) for given in call.args)
+        for call in tree.find_all(nodes.Call)
+    )
+
+
+def _is_message(node: nodes.Node, names: set[str]) -> bool:
+    """Return whether a node is one of these variables, an item of one by its number, or a part of one."""
+    while _is_part(node):
+        node = node.node  # type: ignore[attr-defined]
+    return _variable_name(node) in names
+
+
+def _is_part(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getitem):
+        return not (isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str))
+    return isinstance(node, nodes.Filter) and node.name in _PARTS and node.node is not None
 
 
 def _outermost_loops(body: list[nodes.Node]) -> Iterator[nodes.For]:

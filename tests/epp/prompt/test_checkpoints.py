@@ -55,7 +55,8 @@ def result(draw: random.Random, call: dict[str, Any]) -> dict[str, Any]:
 def turn(draw: random.Random, *, reasons: bool) -> list[dict[str, Any]]:
     """Return messages that follow an answer without calls, or the results of calls."""
     asks = draw.random() < 0.3
-    messages: list[dict[str, Any]] = [{"role": "user", "content": f"do {draw.random()}"}] if asks else []
+    question = draw.choice(["continue", f"do {draw.random()}"])
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}] if asks else []
     for _ in range(draw.choice([1, 1, 2])):
         calls = [
             {
