@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from kvist_epp.names import MODEL_REWRITE_ALIAS, MODEL_REWRITE_HEADER
+from kvist_epp.prompt.request_types import utf8
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 """A string or a bracket, which show nesting and keys; everything else is skipped at the speed of C."""
@@ -85,17 +86,6 @@ def value_end(text: bytes, start: int) -> int:
             if depth == 0:
                 return token.end()
     return -1
-
-
-def utf8(body: bytes) -> bytes | None:
-    """Return a JSON text as UTF-8 without a byte order mark; None if it is in no encoding of JSON."""
-    encoding = json.detect_encoding(body)
-    if encoding == "utf-8":
-        return body
-    try:
-        return body.decode(encoding).encode()
-    except UnicodeError:
-        return None
 
 
 def json_object(body: bytes) -> bytes | None:

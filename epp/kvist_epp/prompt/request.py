@@ -7,6 +7,7 @@ load. Only requests that the engine would reject too are rejected: a body that i
 The shapes are vLLM 0.33's (``vllm.entrypoints.openai``, ``.anthropic``, ``.scale_out``).
 """
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any, Final
@@ -32,6 +33,7 @@ from kvist_epp.prompt.request_types import (
     checked,
     count,
     text_or_none,
+    utf8,
     variables,
 )
 from kvist_epp.prompt.tools import parse_tools
@@ -124,8 +126,12 @@ def parse(path: str, body: bytes, *, method: str = "POST") -> Request:
     kind, reader = read
     try:
         return reader(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return _by_load(kind, body, needs_model=reader is not _generate)
+    except _UNREADABLE:
+        plain = utf8(body)
+    if plain is not None and plain is not body:  # engines read other encodings and byte order marks, too
+        with contextlib.suppress(*_UNREADABLE):
+            return reader(plain)
+    return _by_load(kind, body, needs_model=reader is not _generate)
 
 
 def _by_load(kind: Kind, body: bytes, *, needs_model: bool) -> Request:
@@ -267,6 +273,7 @@ def _generate(body: bytes) -> Request:
     )
 
 
+_UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _POST: Final = ("POST", "")
 """The method of all requests that compute something; a gateway may not tell it."""
 _NO_PATH: Final = "/"

@@ -1,6 +1,7 @@
 """The parsed request, and the checks that the parsers of all APIs share."""
 
 import enum
+import json
 from typing import Any, Final
 
 import msgspec
@@ -131,3 +132,14 @@ def variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any
             merged["reasoning_effort"] = effort
         merged.setdefault("enable_thinking", effort != "none")
     return {name: value for name, value in merged.items() if value is not None and value != "auto"}
+
+
+def utf8(body: bytes) -> bytes | None:
+    """Return a JSON text as UTF-8 without a byte order mark; None if it is in no encoding of JSON."""
+    encoding = json.detect_encoding(body)
+    if encoding == "utf-8":
+        return body
+    try:
+        return body.decode(encoding).encode()
+    except UnicodeError:
+        return None

@@ -303,3 +303,19 @@ FIELDS = (
 def test_any_value_in_any_field_is_a_request(path: str, fields: dict[str, Any]) -> None:
     """Whatever the fields hold, a body with a model is routed."""
     assert parse(path, json.dumps({"model": "m", **fields}).encode()).model == "m"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_of_json_are_read_as_engines_read_them(encoding: str) -> None:
+    """Some clients send a byte order mark; the prompt is that of the same body in UTF-8."""
+    body = json.dumps({"model": "m", "messages": MESSAGES, "user": "é"}, ensure_ascii=False)
+    plain, sent = parse(CHAT, body.encode()), parse(CHAT, body.encode(encoding))
+
+    assert (sent.chat, sent.model, sent.why) == (plain.chat, "m", "")
+
+
+@pytest.mark.parametrize("body", [b"\xef\xbb\xbf" * 100_000, b"\xff\xfe\x00\xd8", b"\xef\xbb\xbf{"])
+def test_marks_without_json_behind_them_are_refused(body: bytes) -> None:
+    """However many there are."""
+    with pytest.raises(BadRequest):
+        parse(CHAT, body)
