@@ -84,6 +84,7 @@ def _connections(gateway: Gateway) -> Json:
         "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "inference",
         "stream_idle_timeout": "0s",
+        "http_protocol_options": {"accept_http_10": True},
         "upgrade_configs": [{"upgrade_type": WEBSOCKET}],
         **early,
         "http_filters": filters,

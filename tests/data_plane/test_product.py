@@ -44,6 +44,23 @@ async def test_requests_follow_their_prefix(tmp_path: Path, transport: str, mode
         await running.until("kvist_epp_requests_ended_total", 2)
 
 
+@pytest.mark.parametrize("mode", ["buffered", "duplex"])
+async def test_proxies_that_speak_http_1_0_are_served(tmp_path: Path, mode: Mode) -> None:
+    """NGINX was one by default until 1.29.7. The answer, streamed or not, ends with the connection."""
+    async with product(tmp_path, mode=mode, flags=FAST) as running:
+        for stream, end in ((False, b"}"), (True, b"data: [DONE]")):
+            body = json.dumps(chat("first", stream=stream)).encode()
+            head = f"POST {CHAT} HTTP/1.0\r\nhost: a\r\ncontent-type: application/json\r\n"
+            reader, writer = await asyncio.open_connection(HOST, running.envoy.port)
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            answer = await reader.read()
+            writer.close()
+
+            assert answer.startswith((b"HTTP/1.0 200 ", b"HTTP/1.1 200 "))
+            assert answer.rstrip().endswith(end)
+            assert b"transfer-encoding" not in answer
+
+
 @pytest.mark.parametrize(("transport", "mode"), COMBINATIONS)
 async def test_a_killed_picker_cuts_no_response(tmp_path: Path, transport: str, mode: Mode) -> None:
     """SIGKILL while 50 responses stream: all 50 end well."""

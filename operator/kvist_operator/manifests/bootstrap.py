@@ -92,6 +92,7 @@ def _inference(pool: Pool, *, asks: bool) -> Json:
         "stat_prefix": "inference",
         "use_remote_address": True,
         "stream_idle_timeout": "0s",
+        "http_protocol_options": {"accept_http_10": True},  # what NGINX before 1.29.7 speaks to upstreams
         "upgrade_configs": [{"upgrade_type": WEBSOCKET}],
         "early_header_mutation_extensions": [_named(f"envoy.{mutation}", cleaning)],
         "http_filters": [*([_ext_proc(pool)] if asks else []), _router()],
