@@ -22,7 +22,7 @@ class BlockDecoder:
 
     def ids(self, event: Stored) -> list[list[int]]:
         """Return the token ids of each block of an event."""
-        read = event.pieces is None
+        read = event.pieces is None or len(event.token_ids) > 0
         ids = event.token_ids if read else self.events.ids(event.pieces or ())
         size = event.block_size
         blocks = [ids[at : at + size] for at in range(0, len(ids), size)]

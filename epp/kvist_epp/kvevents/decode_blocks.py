@@ -5,15 +5,15 @@ They are known here, so that their children are neither orphans nor credited, bu
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, takewhile
+
+import msgspec
 
 from kvist_epp.engines.vllm.kv_events import GPU
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTokens:
+class BlockTokens(msgspec.Struct, frozen=True, gc=False):
     """Token ids of one block and the bytes that they decode to."""
 
     ids: Sequence[int]
@@ -30,8 +30,7 @@ class DecodeBlockState(Enum):
     """In the index; kept here until a child has shown that the boundary between the two is canonical."""
 
 
-@dataclass(slots=True, eq=False)
-class DecodeBlock:
+class DecodeBlock(msgspec.Struct, eq=False, gc=False):
     """One block that was computed in decode."""
 
     hash: int
@@ -47,7 +46,7 @@ class DecodeBlock:
     copies: int = 1
     """Times that the engine stored the block on the GPU minus removals: two requests may store the same
     block."""
-    media: list[str] = field(default_factory=list)
+    media: list[str] = []
     """Slower tiers that hold the block, too, as far as it was not credited when they stored it."""
 
 
@@ -62,9 +61,10 @@ class DecodeBlockTable:
         """Return the number of blocks, in any state."""
         return len(self._blocks)
 
-    def all(self) -> list[DecodeBlock]:
-        """Return the blocks, in any state, oldest first."""
-        return list(self._blocks.values())
+    def copies(self) -> tuple[DecodeBlock, ...]:
+        """Return the blocks in any state, as they are now, oldest first; later changes do not show."""
+        blocks = self._blocks.values()
+        return tuple([msgspec.structs.replace(block, media=list(block.media)) for block in blocks])
 
     def get(self, block_hash: int | None) -> DecodeBlock | None:
         """Return the block of this hash, if there is one."""

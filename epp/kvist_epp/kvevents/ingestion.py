@@ -10,7 +10,6 @@ their number, since an engine stores a prompt in events of many blocks and its a
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from kvist_epp.engines.vllm.cache_groups import FULL_KINDS, window_blocks
@@ -161,7 +160,7 @@ class Ingestor:
         preemption pass unchecked.
         """
         state = self._state(publisher)
-        pending = tuple(replace(block, media=list(block.media)) for block in state.decode_blocks.all())
+        pending = state.decode_blocks.copies()
         return Captured(state.group, pending, self._index.capture(state.number))
 
     def restore(self, publisher: str, group: int | None) -> Section:
@@ -278,12 +277,12 @@ class Ingestor:
 
     def _place(self, state: PublisherState, event: Stored) -> Observation | None:
         """Add one event to the index or to the checker; return None if its parent is unknown."""
-        session = event.session
+        session, single = event.session, len(event.hashes) == 1
         self._note_start(state, session)
         before = self._depth(state, event.parent)
         # A prompt comes many blocks at a time. Blocks that follow a single block in the same request may be
         # the recomputation of its own answer after a preemption.
-        decode = len(event.hashes) == 1 or self._sessions.decoding(state.name, session)
+        decode = single or self._sessions.decoding(state.name, session)
         loaded = self.tiers.loaded(state, event.hashes) if state.tiered else 0
         texts, complete = self._decoder.texts(event)
         state.stats.unknown_ids += not complete
@@ -302,7 +301,7 @@ class Ingestor:
             self.tiers.on_computed(state, event, texts, decode=decode)
         state.stats.blocks += len(event.hashes)
         tokens = event.tokens
-        first = self._sessions.add(state.name, session, single=decode and len(event.hashes) == 1)
+        first = self._sessions.add(state.name, session, single=decode and single)
         return Observation(
             publisher=state.name,
             endpoint=state.endpoint,

@@ -52,7 +52,8 @@ class EventDecoder:
 
     The batches are those of ``kv_events.decode``, but that
 
-    - an event of several blocks on the GPU has ``pieces`` and no ``token_ids``, if all its ids exist,
+    - an event of several blocks on the GPU has ``pieces`` and no ``token_ids``, if all its ids exist; others
+      have both, but for those with tokens behind their blocks,
     - neighbouring removals of one medium and group are one event.
     """
 
@@ -118,10 +119,10 @@ class EventDecoder:
         pieces: list[Any] = wire.token_ids  # see _readers
         behind: list[list[Any]] | None = wire.lookahead_token_ids
         if len(wire.block_hashes) > 1 and (wire.medium is None or wire.medium.upper() == GPU):
-            return normal_stored(wire, pieces, behind, pieces=True)
+            return normal_stored(wire, pieces, behind, are_pieces=True)
         if behind:
-            behind = list(map(self.ids, behind))
-        return normal_stored(wire, self.ids(pieces), behind)  # to be checked, or to wait for its place
+            return normal_stored(wire, self.ids(pieces), list(map(self.ids, behind)))
+        return normal_stored(wire, self.ids(pieces), None, pieces=pieces)  # whose ids are to be checked
 
 
 def _readers(members: dict[int, bytes]) -> tuple[Callable[[bytes], Any], ...]:

@@ -66,7 +66,8 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     session: str | None = None
     """``X-Session-ID`` of the request that caused the event (0.32 on)."""
     pieces: list[bytes] | None = None
-    """Bytes of each token, in place of ``token_ids``, where an ``EventDecoder`` has read them."""
+    """Bytes of each token, in place of ``token_ids`` or besides them, where an ``EventDecoder`` has read
+    them."""
     head: list[Any] = []
     """Tokens that precede these at the begin of a prompt, where hashes cover tokens behind their blocks; ids
     or bytes as the others."""
@@ -303,10 +304,15 @@ def normal_removed(wire: RemovedFields, hashes: list[_Hash], events: int = 1) ->
 
 
 def normal_stored(
-    wire: StoredFields, tokens: list[Any], behind: list[list[Any]] | None, *, pieces: bool = False
+    wire: StoredFields,
+    tokens: list[Any],
+    behind: list[list[Any]] | None,
+    *,
+    are_pieces: bool = False,
+    pieces: list[bytes] | None = None,
 ) -> Stored:
     """Return the event with these tokens, and those behind each block: ids, or the bytes that they stand for
-    (``pieces``)."""
+    (``are_pieces``). ``pieces``: the bytes besides the ids, where there are no tokens behind."""
     parent = wire.parent_block_hash
     head: list[Any] = []
     salt, opaque_from = None, None
@@ -326,7 +332,7 @@ def normal_stored(
     return Stored(
         hashes=_hashes(wire.block_hashes),
         parent=None if parent is None else _hash(parent),
-        token_ids=[] if pieces else tokens,
+        token_ids=[] if are_pieces else tokens,
         block_size=wire.block_size,
         medium=_medium(wire.medium, wire.locality),
         lora=lora,
@@ -337,7 +343,7 @@ def normal_stored(
         opaque_from=opaque_from,
         media=media,
         session=wire.session_id,
-        pieces=tokens if pieces else None,
+        pieces=tokens if are_pieces else pieces,
         head=head,
     )
 

@@ -5,8 +5,9 @@ breaks off, or contradicts itself, leaves the publishers before that point resto
 forgotten."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from kvist_epp.errors import SnapshotError
 from kvist_epp.index.snapshot.capture import Capture, Recorded, Restore
@@ -79,9 +80,9 @@ class Section:
     def _judged(self, block: DecodeBlock) -> DecodeBlock:
         """The index decides: it may have been credited, or its credit taken back, after it was recorded."""
         if self._restore.holds(block.hash):
-            return replace(block, state=DecodeBlockState.CREDITED)
+            return msgspec.structs.replace(block, state=DecodeBlockState.CREDITED)
         return (
-            replace(block, state=DecodeBlockState.REJECTED)
+            msgspec.structs.replace(block, state=DecodeBlockState.REJECTED)
             if block.state is DecodeBlockState.CREDITED
             else block
         )

@@ -221,6 +221,30 @@ class Forest:
             segment.alias = segment.alias or None
         self.prune(segment)
 
+    def append_own(self, who: Presence, segment: Segment, at: int, name: int, block: bytes) -> bool:
+        """Add a new block to the end of a segment that this publisher alone holds as a whole, on the GPU.
+
+        Returns False, and changes nothing, in any other case. Most blocks of answers come so, one at a time,
+        and ``add`` and ``hold`` would take several times as long.
+        """
+        if (
+            at + 1 != len(segment.hashes)
+            or segment.gpu.full != who.bit
+            or segment.lower
+            or segment.alias
+            or segment.shadowed
+            or name in who.own
+            or not segment.has_room()
+            or self.nodes.get(name) is not None
+        ):
+            return False
+        self.nodes.claim(name, segment)
+        segment.text += block
+        segment.sizes.append(len(block))
+        segment.hashes += (name,)
+        who.count(GPU, 1)
+        return True
+
     def add(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
         """Add blocks after the one at ``at``: to the same segment if it ``has_room``, else in a new child."""
         target, low = self.place_after(segment, at)

@@ -7,10 +7,23 @@ from collections.abc import Iterator, Sequence
 
 from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS, Presence
-from kvist_epp.index.tree.segment import Segment, child
+from kvist_epp.index.tree.segment import GPU, Segment, child
 
 
-class Storing:
+def store(
+    forest: Forest,
+    who: Presence,
+    medium: str,
+    hashes: tuple[int, ...],
+    blocks: Sequence[bytes],
+    parent: Place,
+) -> None:
+    """Put the blocks of an event behind ``parent``, which the publisher holds, or at the root of a tree."""
+    if len(hashes) != 1 or medium != GPU or not forest.append_own(who, *parent, hashes[0], blocks[0]):
+        _Storing(forest, who, medium, hashes, blocks, parent).run()
+
+
+class _Storing:
     """One event's chain on its way into the tree."""
 
     __slots__ = ("at", "blocks", "done", "forest", "hashes", "medium", "segment", "who")
