@@ -47,6 +47,19 @@ def test_conversations_without_repetitions_are_resumed_as_before() -> None:
     assert kept(template).resumed > 20
 
 
+def test_no_chat_is_compared_for_long() -> None:
+    """Thousands of messages behind the last answer, as in a document sent line by line, are rendered as a
+    whole."""
+    template = without_plans(COMPARING[0])
+    few = conversation([f"What about {number}?" for number in range(40)])
+    wrong(template, few)
+    before = kept(template).resumed
+    lines = [{"role": "user", "content": f"line {number}"} for number in range(1_000)]
+
+    assert wrong(template, [Chat([*few[-1].messages, *lines], TOOLS[0])]) == []
+    assert kept(template).resumed == before
+
+
 @pytest.mark.parametrize(
     ("condition", "compares"),
     [
