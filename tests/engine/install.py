@@ -45,8 +45,7 @@ class InstallError(RuntimeError):
 
 def folder() -> Path:
     """Return the folder of the virtual environment: one for each set of pins."""
-    pins = "\n".join((VLLM, TORCH, *LEFT_OUT, PYTHON))
-    return cache() / f"vllm-0.32.0-{hashlib.sha256(pins.encode()).hexdigest()[:8]}"
+    return cache() / f"vllm-0.32.0-{_digest((VLLM, TORCH, *LEFT_OUT, PYTHON))}"
 
 
 def cache() -> Path:
@@ -114,8 +113,7 @@ def newest_code() -> Path:
     Raises:
         InstallError: uv is missing, or a package could not be installed.
     """
-    digest = hashlib.sha256("\n".join(NEWEST).encode()).hexdigest()[:8]
-    return _folder(f"vllm-0.33.0-code-{digest}", NEWEST, _keep_code)
+    return _folder(f"vllm-0.33.0-code-{_digest(NEWEST)}", NEWEST, _keep_code)
 
 
 def _keep_code(home: Path) -> None:
@@ -141,8 +139,11 @@ def install_lmcache() -> Path:
     Raises:
         InstallError: uv is missing, or a package could not be installed.
     """
-    digest = hashlib.sha256("\n".join(LMCACHE).encode()).hexdigest()[:8]
-    return _folder(f"lmcache-0.5.6-{digest}", LMCACHE)
+    return _folder(f"lmcache-0.5.6-{_digest(LMCACHE)}", LMCACHE)
+
+
+def _digest(pins: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(pins).encode()).hexdigest()[:8]
 
 
 def _folder(

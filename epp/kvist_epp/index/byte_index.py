@@ -21,7 +21,7 @@ from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
 from kvist_epp.index.tree.removing import remove
 from kvist_epp.index.tree.segment import GPU, Root, Segment
-from kvist_epp.index.tree.storing import store
+from kvist_epp.index.tree.storing import Storing
 from kvist_epp.index.tree.windows import remove_window, store_window, within_windows
 
 __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
@@ -265,7 +265,7 @@ class Index:
         if hashes:
             who.forget_opaque(hashes)
             place = place or (forest.tree(root, block_size).root, -1)
-            store(forest, who, medium, tuple(hashes), blocks, place)
+            Storing(forest, who, medium, tuple(hashes), blocks, place).run()
         return True
 
     def window_stored(

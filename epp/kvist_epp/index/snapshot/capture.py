@@ -22,7 +22,7 @@ from kvist_epp.index.snapshot.parts import Content, Counted, Holding, WindowBloc
 from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS, Presence
 from kvist_epp.index.tree.segment import GPU, Segment
-from kvist_epp.index.tree.storing import store
+from kvist_epp.index.tree.storing import Storing
 from kvist_epp.index.tree.windows import WindowGroup
 
 WINDOW_NAMES: Final = 256
@@ -202,7 +202,7 @@ class Restore:
         self._names[content.number] = names
         simple = holding.media == ((GPU, ONES[len(names)]),)
         blocks = _blocks(content, len(names))
-        store(self._forest, self._who, GPU if simple else RESTORING, names, blocks, place)
+        Storing(self._forest, self._who, GPU if simple else RESTORING, names, blocks, place).run()
         self._blocks += sum(mask.bit_count() for _, mask in holding.media)
         if not simple:
             self._mixed = True

@@ -10,20 +10,7 @@ from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS, Presence
 from kvist_epp.index.tree.segment import GPU, Segment, child
 
 
-def store(
-    forest: Forest,
-    who: Presence,
-    medium: str,
-    hashes: tuple[int, ...],
-    blocks: Sequence[bytes],
-    parent: Place,
-) -> None:
-    """Put the blocks of an event behind ``parent``, which the publisher holds, or at the root of a tree."""
-    if len(hashes) != 1 or medium != GPU or not forest.append_own(who, *parent, hashes[0], blocks[0]):
-        _Storing(forest, who, medium, hashes, blocks, parent).run()
-
-
-class _Storing:
+class Storing:
     """One event's chain on its way into the tree."""
 
     __slots__ = ("at", "blocks", "done", "forest", "hashes", "medium", "segment", "who")
@@ -48,6 +35,8 @@ class _Storing:
     def run(self) -> None:
         """Place every block."""
         nodes, own, hashes = self.forest.nodes, self.who.own, self.hashes
+        if len(hashes) == 1 and self.medium == GPU and self._append():
+            return
         while self.done < len(hashes):
             if self._known(self.segment, self.at):
                 continue
@@ -58,6 +47,10 @@ class _Storing:
             elif there.parent is self.segment and there.at == self.at and self._known(there, -1):
                 continue
             self._one()
+
+    def _append(self) -> bool:
+        """Takes the only block if it just makes its segment longer, as most generated blocks do."""
+        return self.forest.append_own(self.who, self.segment, self.at, self.hashes[0], self.blocks[0])
 
     def _known(self, segment: Segment, at: int) -> bool:
         """Takes the blocks that are next in this segment already, with the same names and bytes."""
