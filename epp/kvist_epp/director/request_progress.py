@@ -149,7 +149,9 @@ class RequestProgress:
 
     def _backlog_after(self, seen: Observation, endpoint: str, tokens: int) -> int:
         """Return how many of a prompt's ``tokens`` are left to prefill; events report whole blocks only."""
-        left = 0 if seen.phase == "decode" else max(0, tokens - (seen.depth or 0))
+        if seen.phase == "decode":
+            return 0
+        left = max(0, tokens - (seen.depth or 0))
         member = self._lookup.members.get(endpoint)
         return 0 if member is None or left < member.block_size else left
 

@@ -300,11 +300,12 @@ class InFlightTable:
         oldest with a backlog, since engines compute prompts in order of arrival, or of the oldest if none has
         a backlog. ``remote``: only requests of other replicas, else only this replica's.
         """
-        requests = [
-            request
-            for request in self._by_endpoint.get((session, endpoint), ())
-            if bool(request.origin) is remote
-        ]
+        found = self._by_endpoint.get((session, endpoint))
+        if found is None:
+            return None
+        requests = [request for request in found if bool(request.origin) is remote]
+        if len(requests) < 2:
+            return requests[0] if requests else None
         if first_event:
             for request in requests:
                 if not request.truth_known:

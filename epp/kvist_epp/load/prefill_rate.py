@@ -49,6 +49,11 @@ class PrefillRateEstimator:
         self._done = 0.0
         """Tokens computed in the steps of the window."""
 
+    @property
+    def measuring(self) -> bool:
+        """True while a window is open, at the end of which the rate may change."""
+        return self._since is not None
+
     def on_progress(self, computed: float, backlog: float, routed_at: float, now: float) -> None:
         """Apply an event: ``computed`` tokens of a request routed at ``routed_at``; ``backlog`` is the rest.
 

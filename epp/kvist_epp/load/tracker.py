@@ -11,12 +11,15 @@ through the picker.
 from collections.abc import Hashable, Mapping
 from heapq import nlargest
 from math import inf
+from typing import Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.load.end_reports import AssumedStays
 from kvist_epp.load.endpoint_load import routed_at
 from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestState
 from kvist_epp.load.request_books import RequestBooks
+
+_DECODING: Final = RequestState.DECODING  # as in ``in_flight``
 
 
 class LoadTracker(RequestBooks):
@@ -89,10 +92,12 @@ class LoadTracker(RequestBooks):
         """Apply an event: ``backlog`` tokens are left to prefill (0: it decodes), ``computed`` more are
         done."""
         request, load = attempt.request, attempt.load
-        if attempt.leg is Leg.DECODE:  # its blocks were transferred: that is no rate of prefill
-            computed = 0.0
         if request in self._by_age:
             self._by_age.move_to_end(request)
+        if not (backlog or computed) and self._answer_goes_on(attempt, now):
+            return
+        if attempt.leg is Leg.DECODE:  # its blocks were transferred: that is no rate of prefill
+            computed = 0.0
         if backlog:
             if request.state is RequestState.SENT:
                 request.state = RequestState.PREFILLING
@@ -107,6 +112,18 @@ class LoadTracker(RequestBooks):
         for listener in self._listeners:
             listener.on_progress(attempt)
         self._on_capacity()
+
+    def _answer_goes_on(self, attempt: Attempt, now: float) -> bool:
+        """Apply an event of a request whose prompt was computed before. Where no prompt waits it changes
+        nothing that picks read; otherwise, and of other requests, return False and do nothing."""
+        load = attempt.load
+        before = attempt.progressed and attempt.request.state is _DECODING
+        if not before or load.prefill_queue or load.rate_estimator.measuring:
+            return False
+        load.drain(now)
+        load.rate_estimator.on_progress(0.0, 0.0, attempt.routed_at, now)
+        load.last_event_at = attempt.last_event_at = now
+        return True
 
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
         """Pass on how many tokens of a request its engine had cached; only the first report counts."""
