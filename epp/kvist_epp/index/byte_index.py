@@ -4,7 +4,6 @@ Engines announce blocks by hash; here each is a node of a tree over *bytes*, so 
 without being tokenised. One mapping, shared by all publishers, leads from an engine hash to its segment:
 engines that run the same software give equal blocks equal hashes. That is checked whenever a block is stored
 (same parent, same bytes); a publisher to which a hash means another block has it in a dictionary of its own.
-
 The parts of the tree are in the package ``tree``.
 """
 
@@ -16,7 +15,7 @@ from functools import partial
 
 from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.eviction import next_evicted
-from kvist_epp.index.tree.forest import Forest, Place, held_on, path_up
+from kvist_epp.index.tree.forest import Forest, Place, held_on, last_bytes, path_up
 from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.matches import Group, Hit, Matches, search, tokens_of
 from kvist_epp.index.tree.removing import remove
@@ -30,9 +29,9 @@ __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
 class Index:
     """The byte tree of all publishers.
 
-    Methods that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``opaque``, ``held``,
-    ``held_as_others``, ``removed``, ``window_stored``, ``window_removed``, ``evicted``, ``cleared``. The
-    others only read.
+    Methods that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``append``,
+    ``opaque``, ``held``, ``held_as_others``, ``removed``, ``window_stored``, ``window_removed``, ``evicted``,
+    ``cleared``. The others only read.
 
     Hashes are unsigned 64-bit integers. The case of a medium does not matter.
     """
@@ -204,16 +203,7 @@ class Index:
     def tail(self, name: int, limit: int, publisher: int | None = None) -> bytes | None:
         """Up to ``limit`` last bytes of the text that ends with this block; None: unknown."""
         place = self._look(name, publisher)
-        if place is None:
-            return None
-        segment, at = place
-        texts = [segment.text[: segment.offset(at + 1)]]
-        size = len(texts[0])
-        while size < limit and segment.parent is not None:
-            at, segment = segment.at, segment.parent
-            texts.append(segment.text[: segment.offset(at + 1)])
-            size += len(texts[-1])
-        return b"".join(reversed(texts))[max(0, size - limit) :]
+        return None if place is None else last_bytes(place, limit)
 
     def chain(self, name: int, blocks: int) -> list[int]:
         """Return the hashes of up to ``blocks`` blocks that end with this one, the last one first, as most
@@ -267,6 +257,16 @@ class Index:
             place = place or (forest.tree(root, block_size).root, -1)
             Storing(forest, who, medium, tuple(hashes), blocks, place).run()
         return True
+
+    def append(self, publisher: int, parent: int, name: int, block: bytes, *, block_size: int) -> int | None:
+        """Store one block on the GPU that has but to be appended where its parent ends (``append_own``) and
+        return its ``depth``. In any other case returns None, and changes nothing: ``stored`` does it all."""
+        who = self._presences[publisher]
+        place = self._forest.locate(who, parent)
+        if place is None or who.opaque or place[0].tree.block_size != block_size:
+            return None
+        appended = self._forest.append_own(who, *place, name, block)
+        return (place[0].base + place[1] + 2) * block_size if appended else None
 
     def window_stored(
         self, publisher: int, group: int, hashes: Sequence[int], *, needed: int, block_size: int

@@ -39,6 +39,7 @@ A publisher is not *warm* before its first replay has ended, and *suspect* while
 engine has restarted and no replay has settled it. The index is trusted for an endpoint only while all of its
 publishers are warm and none is suspect.
 
+- ``answer_blocks``: the short way of most events, of one more block of an answer.
 - ``decode_blocks``: blocks computed in decode that are not credited, or not finally.
 - ``decode_check``: check of such blocks against the tokenizer, before they are credited.
 - ``evicted_blocks``: blocks that were evicted and are computed again.

@@ -2,9 +2,9 @@
 
 Of each publisher one group is indexed, one with full attention or MLA: the same prefix has the same hash in
 each group, and a removal names only hash and group. Of groups with a window the index keeps which blocks
-they have. The text of a block is its token ids decoded to
-bytes. Blocks with generated tokens pass through the ``DecodeChecker`` first; they are recognised by
-their number, since an engine stores a prompt in events of many blocks and its answer one block at a time.
+they have. The text of a block is its token ids decoded to bytes. Blocks with generated tokens pass through
+the ``DecodeChecker`` first; they are recognised by their number, since an engine stores a prompt in events of
+many blocks and its answer one block at a time.
 """
 
 import time
@@ -17,6 +17,7 @@ from kvist_epp.engines.vllm.kv_events import GPU, Batch, Removed, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.media_marks import TOKEN
 from kvist_epp.index.snapshot.sections import Captured, Section
+from kvist_epp.kvevents.answer_blocks import append_to_answer
 from kvist_epp.kvevents.block_decoder import BlockDecoder
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import Chunks, DecodeChecker, Encode
@@ -117,7 +118,10 @@ class Ingestor:
         stats.malformed += batch.malformed
         for event in batch.events:
             if isinstance(event, Stored):
-                yield from self._apply_stored(state, event)
+                if (seen := append_to_answer(state, event, self._sessions, self.checker)) is not None:
+                    yield seen
+                else:
+                    yield from self._apply_stored(state, event)
             elif isinstance(event, Removed):
                 stats.removed += event.events
                 for at in range(0, len(event.hashes), MAX_BLOCKS):

@@ -88,6 +88,14 @@ class HashIndex:
         """Map a hash that is not mapped to this segment; return whether it is the segment's."""
         return self._shards[name >> SHIFT].setdefault(name, segment) is segment
 
+    def claim_new(self, name: int, segment: Segment) -> bool:
+        """Map a hash to this segment; return False, and change nothing, if it is mapped already."""
+        shard = self._shards[name >> SHIFT]
+        if name in shard:
+            return False
+        shard[name] = segment
+        return True
+
     def drop(self, names: Sequence[int], segment: Segment) -> None:
         """Remove these names of this segment; names that lead to other segments stay."""
         if not segment.shadowed:  # all of its names lead to it
@@ -110,6 +118,18 @@ def path_up(segment: Segment, count: int) -> Iterator[tuple[Segment, int]]:
     while segment.parent is not None and segment.at >= 0:
         segment, count = segment.parent, segment.at + 1
         yield segment, count
+
+
+def last_bytes(place: Place, limit: int) -> bytes:
+    """Return up to ``limit`` last bytes of the text that ends with a block."""
+    segment, at = place
+    texts = [segment.text[: segment.offset(at + 1)]]
+    size = len(texts[0])
+    while size < limit and segment.parent is not None:
+        at, segment = segment.at, segment.parent
+        texts.append(segment.text[: segment.offset(at + 1)])
+        size += len(texts[-1])
+    return b"".join(reversed(texts))[max(0, size - limit) :]
 
 
 def held_on(who: Presence, segment: Segment, medium: str) -> int:
@@ -222,7 +242,7 @@ class Forest:
         self.prune(segment)
 
     def append_own(self, who: Presence, segment: Segment, at: int, name: int, block: bytes) -> bool:
-        """Add a new block to the end of a segment that this publisher alone holds as a whole, on the GPU.
+        """Add a new block on the GPU to the end of a segment that only this publisher holds as a whole there.
 
         Returns False, and changes nothing, in any other case. Most blocks of answers come so, one at a time,
         and ``add`` and ``hold`` would take several times as long.
@@ -230,19 +250,19 @@ class Forest:
         if (
             at + 1 != len(segment.hashes)
             or segment.gpu.full != who.bit
-            or segment.lower
             or segment.alias
             or segment.shadowed
             or name in who.own
             or not segment.has_room()
-            or self.nodes.get(name) is not None
+            or not self.nodes.claim_new(name, segment)
         ):
             return False
-        self.nodes.claim(name, segment)
+        for holders in (segment.lower or {}).values():
+            holders.grow(at + 1)
         segment.text += block
         segment.sizes.append(len(block))
         segment.hashes += (name,)
-        who.count(GPU, 1)
+        who.counts[GPU] += 1
         return True
 
     def add(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
