@@ -15,7 +15,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.observation import Observation
-from kvist_epp.load.in_flight import InFlightRequest, Leg, RequestState
+from kvist_epp.load.in_flight import Attempt, InFlightRequest, Leg, RequestState
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prompt.media_texts import MediaPrompt
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
@@ -79,6 +79,8 @@ class RequestProgress:
         self._endpoints = endpoints
         self._decisions = decisions
         self._tracer = tracer
+        self.on_remote_prompt_computed: Callable[[Attempt], None] = lambda _attempt: None
+        """Called when the prompt of another replica's request is in the index; may be called again."""
 
     def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
         """Record what the index holds of a request when its engine starts prefill, to compare it with the
@@ -130,6 +132,22 @@ class RequestProgress:
         if not backlog and seen.phase == "prefill":
             self._observe_prefill(request, now)
         self._tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
+        if not backlog and attempt.leg is Leg.SERVE:
+            self._on_prompt_computed(request, seen)
+
+    def _on_prompt_computed(self, request: InFlightRequest, seen: Observation) -> None:
+        """End the credit of a prompt whose blocks are in the index: it knows better from now on. Engines of
+        models with windows keep less of a prompt than its text."""
+        if request.cache_credit and self._is_indexed(seen):
+            self._end_credit(request)
+        elif request.origin and self._is_precise(seen.endpoint):
+            self.on_remote_prompt_computed(request.attempt)
+
+    def _is_indexed(self, seen: Observation) -> bool:
+        """Return whether the index has the blocks up to the last one of an event; it may wait for a check."""
+        if seen.last_block is None:
+            return False
+        return self._index.depth(seen.last_block, self._index.publisher(seen.publisher)) is not None
 
     def _learn_media(self, request: InFlightRequest, prompt: MediaPrompt, seen: Observation) -> None:
         """Learn from the blocks that the engine has of a prompt what it makes of the media in it."""
@@ -229,11 +247,16 @@ class RequestProgress:
         It is kept where the routing history is all that is known: on an endpoint without trusted events, and
         of a plain text.
         """
-        member = self._lookup.members.get(request.attempts[-1].load.key)
-        if without_prefill or member is None or (member.precise and not request.unindexed):
+        key = request.attempts[-1].load.key
+        known = key in self._lookup.members
+        if without_prefill or not known or (self._is_precise(key) and not request.unindexed):
             for note in request.cache_credit:
                 self._history.drop(note)
             request.cache_credit = []
+
+    def _is_precise(self, endpoint: str) -> bool:
+        member = self._lookup.members.get(endpoint)
+        return member is not None and member.precise
 
     def end_overdue(self, now: float) -> None:
         """End requests that must have ended, where no gateway reports ends."""

@@ -148,6 +148,12 @@ class RemoteLoad:
         removed."""
         return self._outboxes.setdefault(replica, deque(maxlen=MAX_OUTBOX))
 
+    def on_prompt_computed(self, attempt: Attempt) -> None:
+        """Forget the announced prompt of an attempt: the index knows what its engine has kept of it."""
+        digests = self._digests.pop(attempt, None)
+        if digests is not None:
+            self.prefixes.remove(attempt.endpoint, digests)
+
     def counts(self) -> dict[str, int]:
         """Return the number of replicas by state."""
         found = dict.fromkeys((state.value for state in ReplicaState), 0)
@@ -212,9 +218,7 @@ class RemoteLoad:
         replica.unplaced.pop(number, None)
         attempt = replica.attempts.pop(number, None)
         if attempt is not None:
-            digests = self._digests.pop(attempt, None)
-            if digests is not None:
-                self.prefixes.remove(attempt.endpoint, digests)
+            self.on_prompt_computed(attempt)
         return attempt
 
     def _expire(self, replica: RemoteReplica, now: float) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from tests.epp.parts import BLOCK, CHAT, MODEL, Parts, ask, chat, make
 
 from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
-from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.ingestion import Ingestor, TokenText
 from kvist_epp.load.in_flight import InFlightRequest, RequestListener
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.request import parse
@@ -19,11 +19,11 @@ SOURCE = f"{KEY}/0"
 class Engine(RequestListener):
     """One engine's events, ingested as they arrive, and what the picker reported of them."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, model: TokenText = MODEL) -> None:
         self.told: list[tuple[int, int]] = []
         self._ingestor = Ingestor(
             parts.director.index,
-            MODEL,
+            model,
             on_prefill_started=lambda publisher, endpoint, session: (
                 parts.director.progress.on_prefill_started(publisher, endpoint, session, parts.clock())
             ),
@@ -37,9 +37,10 @@ class Engine(RequestListener):
         assert request.index_compared
         self.told.append((request.indexed_tokens, cached))
 
-    def stores(self, body: dict[str, Any], session: str, cached: int) -> None:
-        """Store all but the first ``cached`` blocks of this prompt."""
+    def stores(self, body: dict[str, Any], session: str, cached: int, *, blocks: int | None = None) -> None:
+        """Store all but the first ``cached`` of the first ``blocks`` blocks of this prompt."""
         hashes, ids = chain(body)
+        hashes, ids = hashes[:blocks], ids[: None if blocks is None else blocks * BLOCK]
         parent = hashes[cached - 1] if cached else None
         self._learn(
             Stored(

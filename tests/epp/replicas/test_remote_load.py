@@ -41,6 +41,14 @@ class Replicas(RuleBasedStateMachine):
             _, session = self.routed.pop(at % len(self.routed))
             self.one(pick).logged(session, self.world.now)
 
+    @rule(pick=picks, at=picks)
+    def compute(self, pick: int, at: int) -> None:
+        """Show one of the replicas, by events, that the prompt of another one's request is computed."""
+        remote_load = self.one(pick).remote_load
+        attempts = [one for other in remote_load.replicas.values() for one in other.attempts.values()]
+        if attempts:
+            remote_load.on_prompt_computed(attempts[at % len(attempts)])
+
     @rule(ticks=st.integers(1, 60))
     def time(self, ticks: int) -> None:
         """Let time pass."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec import structs
 from tests.epp.parts import MODEL, Parts, ask, chat, make
 
 from kvist_epp.admin.debug_pages import in_flight_document
@@ -15,6 +16,7 @@ from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
+from kvist_epp.replicas.prompt_digests import PromptDigests
 from kvist_epp.replicas.replication import Replication, fingerprint
 from kvist_epp.settings.settings import Settings
 
@@ -50,6 +52,25 @@ def entry(session: str, endpoint: str = "t/e0", tokens: int = 1000) -> RemoteReq
 def ended(session: str, status: int = 200, request_id: str | None = None) -> AccessLogEntry:
     """Return an entry of the access log."""
     return AccessLogEntry(session, request_id, None, status)
+
+
+def test_an_announced_prompt_counts_until_events_show_that_it_is_computed() -> None:
+    """From then on the index says what its engine has of it; the end of the request changes nothing more."""
+    parts = make()
+    replication = joined(parts)
+    text = b"announced " * 1000
+    digests = PromptDigests.compute((None, None), text)
+    tell(replication, 1, structs.replace(entry("other.1"), digests=digests))
+    cached: list[int] = []
+    for depth in (500, 1000):
+        seen = Observation("t/e0/0", "t/e0", "other.1", 500, None, "prefill", depth)
+        parts.director.progress.on_observation(seen, parts.clock())
+        hits = parts.director.lookup.look((None, None), [text]).hits
+        cached.append(hits["t/e0"].bytes if hits else 0)
+    replication.remote_load.apply("other", LoadUpdate(2, ended_numbers=(1,)), parts.clock())
+
+    assert cached == [len(text), 0]
+    assert len(replication.remote_load) == 0
 
 
 def test_events_advance_the_requests_of_other_replicas() -> None:
