@@ -24,11 +24,13 @@ class PoolWithWindows(Pool):
 
 @pytest.mark.timeout(900)
 async def test_hits_of_models_with_windows_are_predicted(tmp_path: Path) -> None:
-    """100 mixed requests one at a time are predicted, with no more than a block missing, and the index stays
-    trusted. vLLM keeps little of groups with a window, so that hits are shorter than what the group with the
-    whole prefix holds."""
+    """100 mixed requests one at a time are predicted, at most one of them too long and none short by more
+    than a block, and the index stays trusted. vLLM keeps little of groups with a window, so that hits are
+    shorter than what the group with the whole prefix holds, also where one parts from the prompt just sent.
+    """
     async with PoolWithWindows(tmp_path) as pool:
-        await predicted_hits(pool, "with sliding windows", 100)
+        outcomes = await predicted_hits(pool, "with sliding windows", 100)
         publishers = (await pool.page("/debug/index"))["publishers"]
 
+    assert sum(one.predicted > one.cached for one in outcomes) <= 1
     assert [one["other_groups"] for one in publishers.values()] == [0, 0]

@@ -1,9 +1,9 @@
 """The short way of most events: one more block of an answer, behind a block that is credited. Pure.
 
 An engine that serves a thousand requests stores far more blocks of answers, each in an event of its own, than
-events of prompts. Nearly all of them are alike: one whole block of text on the GPU, of the group that is
-indexed, whose tokens are known to be canonical and which its segment just grows by. Nothing that ``Ingestor``
-does for other events applies to them, and without it they take half of the time.
+events of prompts. Nearly all of them are alike: one whole block of text on the GPU, in the group that is
+indexed, with tokens that are known to be canonical, behind the last block of a segment of the tree. Nothing
+else that ``Ingestor`` does for events applies to them, and without it they take half of the time.
 """
 
 from kvist_epp.engines.vllm.cache_groups import FULL_KINDS
