@@ -138,10 +138,14 @@ class RequestProgress:
     def _on_prompt_computed(self, request: InFlightRequest, seen: Observation) -> None:
         """End the credit of a prompt whose blocks are in the index: it knows better from now on. Engines of
         models with windows keep less of a prompt than its text."""
-        if request.cache_credit and self._is_indexed(seen):
+        if request.cache_credit and self._is_only_one(request) and self._is_indexed(seen):
             self._end_credit(request)
         elif request.origin and self._is_precise(seen.endpoint):
             self.on_remote_prompt_computed(request.attempt)
+
+    def _is_only_one(self, request: InFlightRequest) -> bool:
+        """Return False if its session has other requests: events do not say to which of them they belong."""
+        return len(self._table.of_session(request.session)) < 2
 
     def _is_indexed(self, seen: Observation) -> bool:
         """Return whether the index has the blocks up to the last one of an event; it may wait for a check."""
@@ -151,8 +155,8 @@ class RequestProgress:
 
     def _learn_media(self, request: InFlightRequest, prompt: MediaPrompt, seen: Observation) -> None:
         """Learn from the blocks that the engine has of a prompt what it makes of the media in it."""
-        if seen.last_block is None or len(self._table.of_session(request.session)) > 1:
-            return  # events do not say to which requests of a session they belong
+        if seen.last_block is None or not self._is_only_one(request):
+            return
         publisher = self._index.publisher(seen.publisher)
         engine = self._index.tail(seen.last_block, _WHOLE, publisher)
         if engine and prompt.texts.learn(prompt, engine):

@@ -98,15 +98,18 @@ def test_a_block_that_waits_for_its_check_does_not_end_the_credit() -> None:
     assert predicted(parts) == BLOCKS
 
 
-@pytest.mark.parametrize("how", ["approximate", "unindexed", "leg"])
+@pytest.mark.parametrize("how", ["approximate", "unindexed", "leg", "session"])
 def test_where_the_index_does_not_know_better_the_credit_stays(how: str) -> None:
-    """Endpoints without trusted events, prompts known by their plain text, and the first of two legs."""
+    """Endpoints without trusted events, prompts known by their plain text, the first of two legs, and several
+    requests of one session keep theirs."""
     parts = make(1, precise=how != "approximate")
     engine = Engine(parts)
     request = routed(parts)
     request.unindexed = request.truth_known = how == "unindexed"
     if how == "leg":
         request.attempt.leg = Leg.PREFILL
+    if how == "session":
+        parts.decide(ask(chat("Another one. " * 40), headers={SESSION_HEADER: "s"}))
     engine.stores(BODY, "s", 0)
 
     assert len(request.cache_credit) == 1
