@@ -138,10 +138,12 @@ class RequestProgress:
     def _on_prompt_computed(self, request: InFlightRequest, seen: Observation) -> None:
         """End the credit of a prompt whose blocks are in the index: it knows better from now on. Engines of
         models with windows keep less of a prompt than its text."""
-        if request.cache_credit and self._is_only_one(request) and self._is_indexed(seen):
+        if request.origin:
+            member = self._lookup.members.get(seen.endpoint)
+            if member is not None and member.precise:
+                self.on_remote_prompt_computed(request.attempt)
+        elif request.cache_credit and self._is_only_one(request) and self._is_indexed(seen):
             self._end_credit(request)
-        elif request.origin and self._is_precise(seen.endpoint):
-            self.on_remote_prompt_computed(request.attempt)
 
     def _is_only_one(self, request: InFlightRequest) -> bool:
         """Return False if its session has other requests: events do not say to which of them they belong."""
@@ -251,16 +253,11 @@ class RequestProgress:
         It is kept where the routing history is all that is known: on an endpoint without trusted events, and
         of a plain text.
         """
-        key = request.attempts[-1].load.key
-        known = key in self._lookup.members
-        if without_prefill or not known or (self._is_precise(key) and not request.unindexed):
+        member = self._lookup.members.get(request.attempts[-1].load.key)
+        if without_prefill or member is None or (member.precise and not request.unindexed):
             for note in request.cache_credit:
                 self._history.drop(note)
             request.cache_credit = []
-
-    def _is_precise(self, endpoint: str) -> bool:
-        member = self._lookup.members.get(endpoint)
-        return member is not None and member.precise
 
     def end_overdue(self, now: float) -> None:
         """End requests that must have ended, where no gateway reports ends."""

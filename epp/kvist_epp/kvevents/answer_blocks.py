@@ -22,7 +22,7 @@ def append_to_answer(
     parent = state.decode_blocks.get(event.parent)
     if parent is None or not _is_text_block(event) or not _is_plain(state, event):
         return None
-    if event.session is not None and not sessions.keep_decoding(state.name, event.session):
+    if event.session is not None and not sessions.decoding(state.name, event.session):
         return None
     block = DecodeBlock(
         hash=event.hashes[0],
@@ -35,6 +35,7 @@ def append_to_answer(
     )
     if TOKEN in block.tokens.data or not checker.append(state, parent, block):
         return None
+    sessions.add(state.name, event.session, single=True)
     state.stats.stored += 1
     state.stats.blocks += 1
     return Observation(
@@ -72,8 +73,8 @@ def _is_plain(state: PublisherState, event: Stored) -> bool:
 
 
 def _has_its_own_tiers(state: PublisherState) -> bool:
-    """Return whether what slower tiers have of blocks concerns this engine only, and is in the index.
+    """Return whether what slower tiers hold concerns this engine only, and no block waits for its place.
 
-    Blocks there whose time is limited are, so that a new one is not among them.
+    Blocks with a lease are in the index, so that a new one is none of them.
     """
     return state.storage_name is None and not len(state.waiting)

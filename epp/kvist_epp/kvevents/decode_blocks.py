@@ -92,12 +92,6 @@ class DecodeBlockTable:
             if not siblings:
                 del self._children[block.parent]
 
-    def replace(self, parent: DecodeBlock, block: DecodeBlock) -> None:
-        """Add a block, of a new hash, in place of its parent."""
-        self.remove(parent)
-        self._blocks[block.hash] = block
-        self._children.setdefault(parent.hash, []).append(block.hash)
-
     def on_removed(self, block_hash: int, medium: str) -> bool:
         """Remove one copy, as the engine did; return True if the block is not in the index either."""
         block = self._blocks.get(block_hash)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress, count
 from operator import ne
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from kvist_epp.index.byte_index import GPU, Index
 from kvist_epp.index.media_marks import after_media
@@ -38,9 +38,6 @@ LONG_TAIL_BYTES = 1024
 """Text in the second check, before anything is rejected: long words, long runs of spaces."""
 RUN_BYTES = 512
 """Text of the blocks in one window: bounds the time of one call of the tokenizer (about 1 us a byte)."""
-
-
-_CREDITED: Final = DecodeBlockState.CREDITED  # a look-up in an Enum takes 1,500 instructions
 
 
 class Chunks(Protocol):
@@ -147,22 +144,17 @@ class DecodeChecker:
     def append(self, publisher: PublisherState, parent: DecodeBlock, block: DecodeBlock) -> bool:
         """Credit a block that is known to be canonical behind its credited parent, if the index has but to
         append it, and set its depth. Returns False, and changes nothing, otherwise: ``add`` does all else."""
-        tokens, before = block.tokens, parent.tokens
-        if (
-            self._chunks is None
-            or parent.state is not _CREDITED
-            or publisher.decode_blocks.get(block.hash) is not None
-            or not self._chunks.canonical(tokens.ids, behind=before.data, before=before.ids)
-        ):
+        table = publisher.decode_blocks
+        unusual = parent.state is not DecodeBlockState.CREDITED or table.get(block.hash) is not None
+        if unusual or not self._is_known(publisher, block):
             return False
         block.depth = self._index.append(
-            publisher.number, parent.hash, block.hash, tokens.data, block_size=block.block_size
+            publisher.number, parent.hash, block.hash, block.tokens.data, block_size=block.block_size
         )
         if block.depth is None:
             return False
-        block.state = _CREDITED
-        publisher.decode_blocks.replace(parent, block)
-        publisher.stats.credited += 1
+        table.add(block)
+        self._on_credited(publisher, block)
         return True
 
     def adopt(self, publisher: PublisherState, block: DecodeBlock) -> None:
@@ -299,9 +291,13 @@ class DecodeChecker:
             ):
                 self._reject(publisher, [block])
                 return False
+        self._on_credited(publisher, block)
+        return True
+
+    def _on_credited(self, publisher: PublisherState, block: DecodeBlock) -> None:
+        """Note that the index has a block, which shows that its parent's end is canonical."""
         publisher.stats.credited += 1
         block.state = DecodeBlockState.CREDITED
         parent = publisher.decode_blocks.get(block.parent)
         if parent is not None:
             publisher.decode_blocks.remove(parent)
-        return True

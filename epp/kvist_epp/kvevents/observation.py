@@ -84,16 +84,6 @@ class RecentSessions:
         key = hash((publisher, session))
         return self._current.get(key, False) or self._previous.get(key, False)
 
-    def keep_decoding(self, publisher: str, session: str) -> bool:
-        """Return ``decoding``, and keep a request for which it is true."""
-        key = hash((publisher, session))
-        if self._current.get(key):
-            return True
-        if not self._previous.get(key):
-            return False
-        self.add(publisher, session, single=True)
-        return True
-
     def age(self, now: float) -> None:
         """Start a new generation if the current one is old enough."""
         if now - self._since >= self._seconds:

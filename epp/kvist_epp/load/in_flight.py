@@ -300,10 +300,11 @@ class InFlightTable:
         oldest with a backlog, since engines compute prompts in order of arrival, or of the oldest if none has
         a backlog. ``remote``: only requests of other replicas, else only this replica's.
         """
-        found = self._by_endpoint.get((session, endpoint))
-        if found is None:
-            return None
-        requests = [request for request in found if bool(request.origin) is remote]
+        requests = [
+            request
+            for request in self._by_endpoint.get((session, endpoint), ())
+            if bool(request.origin) is remote
+        ]
         if len(requests) < 2:
             return requests[0] if requests else None
         if first_event:
@@ -313,7 +314,7 @@ class InFlightTable:
         for request in requests:
             if request.attempt.backlog > 0:
                 return request
-        return requests[0] if requests else None
+        return requests[0]
 
     def on_decoding(self, request: InFlightRequest, now: float) -> None:
         """Note that the engine has computed the whole prompt."""

@@ -92,12 +92,12 @@ class LoadTracker(RequestBooks):
         """Apply an event: ``backlog`` tokens are left to prefill (0: it decodes), ``computed`` more are
         done."""
         request, load = attempt.request, attempt.load
+        if attempt.leg is Leg.DECODE:  # its blocks were transferred: that is no rate of prefill
+            computed = 0.0
         if request in self._by_age:
             self._by_age.move_to_end(request)
         if not (backlog or computed) and self._answer_goes_on(attempt, now):
             return
-        if attempt.leg is Leg.DECODE:  # its blocks were transferred: that is no rate of prefill
-            computed = 0.0
         if backlog:
             if request.state is RequestState.SENT:
                 request.state = RequestState.PREFILLING

@@ -148,7 +148,7 @@ class RemoteLoad:
         removed."""
         return self._outboxes.setdefault(replica, deque(maxlen=MAX_OUTBOX))
 
-    def on_prompt_computed(self, attempt: Attempt) -> None:
+    def forget_prompt(self, attempt: Attempt) -> None:
         """Forget the announced prompt of an attempt: the index knows what its engine has kept of it."""
         digests = self._digests.pop(attempt, None)
         if digests is not None:
@@ -218,7 +218,7 @@ class RemoteLoad:
         replica.unplaced.pop(number, None)
         attempt = replica.attempts.pop(number, None)
         if attempt is not None:
-            self.on_prompt_computed(attempt)
+            self.forget_prompt(attempt)
         return attempt
 
     def _expire(self, replica: RemoteReplica, now: float) -> None:

@@ -249,7 +249,7 @@ class Replication(RequestListener):
         director.tracker.add_listener(self)
         director.tracker.add_listener(self.load_server)
         director.lookup.remote_prefixes = self.remote_load.prefixes.match
-        director.progress.on_remote_prompt_computed = self.remote_load.on_prompt_computed
+        director.progress.on_remote_prompt_computed = self.remote_load.forget_prompt
         director.metrics.gauges.replication = self.report
 
     def forward_end(self, entry: AccessLogEntry) -> None:

@@ -58,13 +58,8 @@ def test_a_prompt_counts_by_its_text_until_its_blocks_are_in_the_index() -> None
     engine = Engine(parts)
     request = routed(parts)
     sent = len(request.cache_credit)
-    hashes, ids = chain(BODY)
     half = BLOCKS // 2
-    engine._learn(
-        Stored(
-            hashes=hashes[:half], parent=None, token_ids=ids[: half * BLOCK], block_size=BLOCK, session="s"
-        )
-    )
+    engine.stores(BODY, "s", 0, blocks=half)
     computing = len(request.cache_credit)
     engine.stores(BODY, "s", half)
 
@@ -80,7 +75,7 @@ def test_what_an_engine_with_windows_has_not_kept_does_not_count() -> None:
     before = predicted(parts)
     hashes, ids = chain(BODY)
     engine.stores(BODY, "s", 0)
-    engine._learn(window(hashes[-3], hashes[-2:-1], ids[-2 * BLOCK : -BLOCK]))
+    engine.learn(window(hashes[-3], hashes[-2:-1], ids[-2 * BLOCK : -BLOCK]))
 
     assert before > BLOCKS // 2
     assert predicted(parts) == 0

@@ -42,7 +42,7 @@ class Engine(RequestListener):
         hashes, ids = chain(body)
         hashes, ids = hashes[:blocks], ids[: None if blocks is None else blocks * BLOCK]
         parent = hashes[cached - 1] if cached else None
-        self._learn(
+        self.learn(
             Stored(
                 hashes=hashes[cached:],
                 parent=parent,
@@ -54,9 +54,10 @@ class Engine(RequestListener):
 
     def evicts(self, body: dict[str, Any], count: int) -> None:
         """Evict the last ``count`` blocks of this prompt."""
-        self._learn(Removed(hashes=chain(body)[0][-count:]))
+        self.learn(Removed(hashes=chain(body)[0][-count:]))
 
-    def _learn(self, event: Any) -> None:
+    def learn(self, event: Any) -> None:
+        """Apply an event."""
         for seen in self._ingestor.apply(SOURCE, Batch(ts=0.0, events=[event])):
             self._parts.director.progress.on_observation(seen, self._parts.clock())
 

@@ -257,10 +257,10 @@ def test_a_request_goes_on_if_it_has_stored_a_single_block() -> None:
     sessions.add("engine", "prompt", single=False)
     sessions.add("engine", "answer", single=True)
     asked = ("new", "prompt", "answer")
-    first = [sessions.keep_decoding("engine", session) for session in asked]
+    first = [sessions.decoding("engine", session) for session in asked]
     for now in (1.0, 2.0, 3.0):
         sessions.age(now)
-        sessions.keep_decoding("engine", "answer")
+        sessions.add("engine", "answer", single=True)
 
     assert first == [False, False, True]
     assert [sessions.known("engine", session) for session in asked] == [False, False, True]

@@ -47,7 +47,7 @@ class Replicas(RuleBasedStateMachine):
         remote_load = self.one(pick).remote_load
         attempts = [one for other in remote_load.replicas.values() for one in other.attempts.values()]
         if attempts:
-            remote_load.on_prompt_computed(attempts[at % len(attempts)])
+            remote_load.forget_prompt(attempts[at % len(attempts)])
 
     @rule(ticks=st.integers(1, 60))
     def time(self, ticks: int) -> None:
